@@ -29,8 +29,8 @@ END = "<!-- End of what is written. -->"
 SETTINGS = {
     "How long may a conversation take, and how much may it hold?": (
         ["tool_timeout_s", "request_timeout_s", "turn_length", "observation_length", "user_turn_length"],
-        ["max_tool_calls", "max_malformed_turns", "turns_reminder"],
-        "[Sizing](../train/sizing.md#lengths)",
+        ["max_tool_calls", "max_malformed_turns", "turns_reminder", "tir"],
+        "[Sizing](../train/sizing.md#lengths), [Text mode](text-mode.md#an-answer-that-ends-with-its-box)",
     ),
     "Who answers the model?": (
         ["interaction_config_path", "train", "proxy"],
@@ -45,10 +45,10 @@ SETTINGS = {
         "[From rewards to a score](scores.md), [Rewards](../write/rewards.md)",
     ),
     "Which part of a conversation is the model shown, and how do its rows learn?": (
-        ["context", "advantage", "ratio_level", "void_turn_pattern"],
+        ["context", "advantage", "ratio_level", "void_turn_pattern", "reference_reset"],
         [],
         "[Simulated users and environments](../write/interactions.md), [Ratios of turns](policy-losses.md), "
-        "[What is trained](../understand/training.md)",
+        "[What is trained](../understand/training.md), [Resets of the reference](reference-resets.md)",
     ),
     "Which groups are trained?": (["filter"], [], "[Groups without signal](../train/filters.md)"),
     "How old may a trained token be?": (

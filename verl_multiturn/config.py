@@ -37,6 +37,8 @@ _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Name of a role: clients send it as a model's name, and it is a part of a metric's name."""
 ASSISTANT, USER = "assistant", "user"
 """The roles of a conversation whose user is trained, too."""
+BOXED = "boxed"
+"""The setting for an answer that ends with its box."""
 POLICY = "policy"
 """The opponent that is the trained model."""
 Opponent = StrictInt | StrictStr
@@ -117,6 +119,18 @@ class ContextSettings(BaseModel):
 
     - `row`: verl's `loss_agg_mode` weighs each row: a conversation of more rows, or more tokens, weighs more.
     - `conversation`: the rows of each conversation together weigh as much as those of any other.
+    """
+
+
+class TirSettings(BaseModel):
+    """Settings of text mode (`multi_turn.format=tir`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stop: list[Literal["boxed"]] = []
+    r"""Texts that end an answer, beside its end token. `boxed`: a closed `\boxed{…}` outside code.
+
+    The token that closes the box is the last one of the answer; nothing is sampled behind it.
     """
 
 
@@ -388,6 +402,35 @@ class CacheSettings(BaseModel):
     """
 
 
+class ReferenceResetSettings(BaseModel):
+    """Settings for resets of the reference of the KL term, as in ProRL (arXiv 2505.24864).
+
+    At the end of a step the reference gets the actor's parameters, and the optimizer begins anew. One of the two
+    settings turns resets on.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every: int | None = Field(default=None, gt=0)
+    """Number of the trainer's steps from one reset to the next; null: not by steps."""
+
+    kl_above: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Nats of `rollout/reference/kl`, the mean divergence of a step's policy from the reference, above which the step
+    ends with a reset; null: not by divergence.
+    """
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether the reference is ever reset."""
+        return self.every is not None or self.kl_above is not None
+
+    @model_validator(mode="after")
+    def _has_one_rule(self) -> ReferenceResetSettings:
+        if self.every is not None and self.kl_above is not None:
+            raise ValueError("every and kl_above are two rules for one reset; set one of them")
+        return self
+
+
 class CheckpointEvaluationSettings(BaseModel):
     """Settings for evaluations of the run's checkpoints beside it.
 
@@ -531,6 +574,9 @@ class MultiTurnSettings(BaseModel):
     - `off`: none.
     """
 
+    tir: TirSettings = TirSettings()
+    """Settings of text mode."""
+
     otc: OtcSettings = OtcSettings()
     """Optimal Tool Calls: fewer tool calls for the same answer earn more.
 
@@ -548,6 +594,9 @@ class MultiTurnSettings(BaseModel):
 
     cache: CacheSettings = CacheSettings()
     """Settings that keep the generation servers from reading the same tokens again."""
+
+    reference_reset: ReferenceResetSettings = ReferenceResetSettings()
+    """Resets of the reference of the KL term."""
 
     checkpoint_evaluation: CheckpointEvaluationSettings = CheckpointEvaluationSettings()
     """Settings for evaluations of the run's checkpoints beside it."""

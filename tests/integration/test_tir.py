@@ -144,6 +144,29 @@ async def test_a_row_says_that_a_turn_is_void(
     assert the_record(runner, tmp_path)["void"] is void
 
 
+@pytest.mark.parametrize("boxes", [True, False])
+async def test_an_answer_ends_with_its_box_where_the_run_says_so(tokenizer: Any, tmp_path: Path, boxes: bool) -> None:
+    """The engine goes on; its tokens behind the box are in no row, no receipt and no record."""
+    from verl_multiturn.certificate.receipts import Receipts
+    from verl_multiturn.records.verify.record import verify_record
+
+    long = f"{ANSWER} And more.<|im_end|>"
+    custom = {"tir": {"stop": ["boxed"]}} if boxes else {}
+    runner = make_runner(tokenizer, [CALL, long], {**custom, "record_dir": str(tmp_path)})
+    output = await roll(runner)
+    said = tokenizer.encode("It is \\boxed{42}" if boxes else long)
+    before = tokenizer.encode(f"{CALL}\n42\n```\n")
+    assert output.response_ids == before + said
+    assert output.response_mask[-len(said) :] == [1] * len(said)
+    assert output.extra_fields["stop_reason"] == "finished"
+    receipts = Receipts.from_bytes(output.as_dict()["rollout_receipts"].numpy().tobytes())
+    assert receipts.generations[-1].ids.tolist() == said
+    record = the_record(runner, tmp_path)
+    verified = verify_record(record)
+    assert verified.violations == []
+    assert record["messages"][-1]["content"] == ("It is \\boxed{42}" if boxes else long.removesuffix("<|im_end|>"))
+
+
 CERTIFICATE = "rollout/certificate/"
 
 
@@ -196,6 +219,21 @@ async def test_without_a_pattern_nothing_is_filtered(tokenizer: Any, monkeypatch
     await batch.add(tokenizer, ANSWER, "Well.")
     assert batch.step()[f"{CERTIFICATE}violations"] == 0
     assert batch.masks() == [True, True]
+
+
+async def test_answers_that_end_with_their_boxes_pass_the_certificate(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, trained = Batch(monkeypatch, None), 0
+    for session, answer in enumerate((f"{ANSWER} More.", r"\boxed{\frac{4}{2}} More.", "No box.")):
+        output = await roll(
+            make_runner(tokenizer, [CALL, f"{answer}<|im_end|>"], {"tir": {"stop": ["boxed"]}}), session
+        )
+        output.reward_score = 0.5
+        batch.store.add("u", session, output)
+        trained += sum(output.response_mask)
+    metrics = batch.step()
+    assert [metrics[f"{CERTIFICATE}{name}"] for name in ("rows", "violations", "tokens")] == [3, 0, trained]
 
 
 async def test_a_batch_without_void_rows_is_left(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

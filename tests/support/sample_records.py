@@ -245,6 +245,7 @@ def sample_run_file(**changes: Any) -> dict[str, Any]:
         "template": {"digest": "11", "text": "{{ messages }}"},
         "reward_function": {},
         "resumed_from": None,
+        "reference_step": None,
         **changes,
     }
 

@@ -2,7 +2,7 @@
 
 It follows ToRL (arXiv 2503.23383), ZeroTIR (2505.07773), ReTool (2504.11536, its text form) and SimpleTIR (2509.02479).
 
-    … ```python          the model writes this, and stops at the output marker
+    … ```python          the model writes this, and stops at the output marker (or at a closed box: `boxes.py`)
     print(6 * 7)
     ```
     ```output
@@ -24,6 +24,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from verl_multiturn.chat.boxes import FENCE, OPENS
 from verl_multiturn.chat.clipping import Encoder
 from verl_multiturn.chat.codec import ChatCodec, Increment, Message, TokenBuilder
 from verl_multiturn.chat.control_tokens import Firewall
@@ -39,8 +40,6 @@ STOP_PATTERN = r"(?:\A|\n)```output"
 """Regular expression for the output marker, at the beginning of a line or of the text sampled at once."""
 
 _MARKER = re.compile(STOP_PATTERN)
-_FENCE = "```"
-_OPENS = "```python"
 _BACKTICKS = re.compile(r"`(?=``)")
 _BREAK = "`\u200b"
 # How many of the last tokens are decoded to see whether they end with a new line.
@@ -119,9 +118,9 @@ def _last_block(text: str) -> tuple[str | None, str]:
     opened: int | None = None
     code: str | None = None
     for number, line in enumerate(map(str.rstrip, lines)):
-        if line == _OPENS:
+        if line == OPENS:
             opened = number + 1
-        elif line == _FENCE and opened is not None:
+        elif line == FENCE and opened is not None:
             code, opened = "\n".join(lines[opened:number]), None
     if opened is not None:
         return None, "the last python block is not closed before the output block; nothing was run"
@@ -196,7 +195,7 @@ class TirCodec(ChatCodec):
         return Increment([], observed)
 
     def _encode(self, head: str, result: str) -> list[int]:
-        tail = _FENCE if result.endswith("\n") else f"\n{_FENCE}"
+        tail = FENCE if result.endswith("\n") else f"\n{FENCE}"
         return list(self._text.encode(f"{head}{result}{tail}\n", add_special_tokens=False))
 
 

@@ -5,6 +5,8 @@ the beginning of it:
 
     global_step_N/trained.json           ours, in the asynchronous modes and with a filter of groups without signal
                                          verl_bridge/trainer/groups/history.py
+    global_step_N/actor/reference        ours, with the reference of a KL term that was reset
+                                         verl_bridge/trainer/reference_resets.py
     global_step_N/actor, critic          weights and optimizers
     global_step_N/data.pt                the data loader's position: a zip file, whose directory is written last
     global_step_N/transfer_queue         in the asynchronous modes; it gets this name when it is whole
@@ -43,6 +45,11 @@ def checkpoints_of(trainer: Mapping[str, Any], out: Path) -> Path:
 def checkpoint_folder(checkpoints: Path, step: int) -> Path:
     """Return the folder of a step's checkpoint."""
     return checkpoints / f"{_FOLDER}{step}"
+
+
+def reference_folder(folder: Path) -> Path:
+    """Return the folder in a checkpoint for the reference of a KL term, which verl removes with the actor's."""
+    return folder / "actor" / "reference"
 
 
 def is_complete(folder: Path) -> bool:

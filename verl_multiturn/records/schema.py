@@ -534,6 +534,8 @@ class RunFile(_SchemaModel):
     """Path, name and digest of the file; {} for verl's own."""
     resumed_from: Int64 | None = None
     """Step of the checkpoint that it began with; null: none."""
+    reference_step: Int64 | None = None
+    """Step whose weights the reference of the KL term had at the start; 0: the model's; null: it is never reset."""
 
 
 class Clock(_SchemaModel):

@@ -49,7 +49,7 @@ from verl_multiturn.runs.checkpoint_deployments import deploy_point
 
 _STEP = "global_step_"
 _WANTED, _LOG = "wanted.json", "worker.log"
-_NOT_WEIGHTS = ("optim_", "extra_state_")
+_NOT_WEIGHTS = ("optim_", "extra_state_", "reference_")
 """Beginnings of the names of files that no evaluation reads."""
 NOT_ASKED = (
     "recipe.root=", "recipe.out=", "recipe.outputs=", "trainer.", "hydra.", f"{PATH}.checkpoint_evaluation",

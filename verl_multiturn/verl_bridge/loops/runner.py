@@ -16,7 +16,7 @@ from verl_multiturn.chat.images import Vision, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
 from verl_multiturn.chat.rendering import RenderingDifference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
-from verl_multiturn.config import USER
+from verl_multiturn.config import BOXED, USER
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import load_interactions
@@ -232,7 +232,7 @@ def build_runner(config: Any, model: LoadedModel, engine: Engine, staged: Replay
         check_names(chat.codec, tools.values())
     parser = make_parser(multi_turn.format, tokenizer, chat.end_ids)
     stops = sorted({*chat.end_ids, *stop_ids(multi_turn.format, tokenizer), *(vision.media_ids if vision else ())})
-    alone, engine = engine, StopTexts(engine, tokenizer)
+    alone, engine = engine, StopTexts(engine, tokenizer, boxes=text_mode and BOXED in settings.tir.stop)
     if vision is not None:
         engine = PlaceholderGuard(engine, vision)
     receipting = ReceiptingEngine(engine)

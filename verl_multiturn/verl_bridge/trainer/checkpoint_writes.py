@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import MultiTurnError
-from verl_multiturn.models.checkpoints import POSITION, QUEUE, TRACKER, TRAINED, checkpoint_folder, is_complete
+from verl_multiturn.models.checkpoints import (
+    POSITION,
+    QUEUE,
+    TRACKER,
+    TRAINED,
+    checkpoint_folder,
+    is_complete,
+    reference_folder,
+)
 from verl_multiturn.runs.stop_request import StopAnswer, StopRequest
 from verl_multiturn.verl_bridge.compat.row_store import VALIDATION, clear_groups, list_prompts
 
@@ -32,8 +40,9 @@ def begin_checkpoint(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in (TRAINED, POSITION):
         (folder / name).unlink(missing_ok=True)
-    if (folder / QUEUE).exists():
-        shutil.rmtree(folder / QUEUE)
+    for stale in (folder / QUEUE, reference_folder(folder)):
+        if stale.exists():
+            shutil.rmtree(stale)
 
 
 def save_last(trainer: Any, step: int | None) -> LastCheckpoint:

@@ -26,6 +26,8 @@ For each sampled batch, before verl updates critic and actor with it:
                     are skipped, rows that teach nothing are spared             skipped_rows.py
       ↓
     join            the outcome of each row is recorded, once the step ends     step_join.py
+      ↓
+    reference       the actor becomes the reference of the KL term, if due      reference_resets.py
 
 All of them get the batch's rows as one `BatchRows` (`batch_rows.py`), which knows keys, padding and statistics.
 
@@ -83,6 +85,11 @@ from verl_multiturn.verl_bridge.trainer.groups.history import History
 from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import Sleep, replay_buffer_from
 from verl_multiturn.verl_bridge.trainer.groups.rerolls import Rerolls
 from verl_multiturn.verl_bridge.trainer.outages import OutageLasts, OutageStoreClient, StepOutages, ValidationScores
+from verl_multiturn.verl_bridge.trainer.reference_resets import (
+    ReferenceResets,
+    require_no_reference,
+    with_our_workers,
+)
 from verl_multiturn.verl_bridge.trainer.report import PREFIX, cut_metrics, observe_samples, prefixed, validated
 from verl_multiturn.verl_bridge.trainer.rows.advantages import load_run_estimator
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows, StepRows
@@ -134,6 +141,8 @@ class MultiTurnHooks:
     reward_loop_manager: Any
     actor_rollout_wg: Any
     critic_wg: Any
+    role_worker_mapping: dict[Any, Any]
+    use_reference_policy: bool
     _restored_tq_prompt_count: int
     _add_prompts_to_generate: Any
     _shutdown_dump_executor: Any
@@ -145,6 +154,8 @@ class MultiTurnHooks:
     """Step whose weights lie in the run's own folder of checkpoints: this trainer saved or loaded them there."""
     _estimator: Estimator | None = None
     """The run's estimator, if it counts conversations."""
+    reference: ReferenceResets | None = None
+    """Reference of the KL term; None: it is never reset."""
     _joining: StepJoin | None = None
     """Recorder of the trainer's rows; None: the run keeps no records."""
     _surplus = 0
@@ -185,6 +196,12 @@ class MultiTurnHooks:
         """Step that the trainer's weights have finished, which is then the engines' version; None within a step's
         updates."""
         self._joining = StepJoin.of(config, settings, bound)
+        self.reference = ReferenceResets.of(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()  # type: ignore[misc]
+        if self.reference is not None:
+            self.role_worker_mapping = with_our_workers(self.role_worker_mapping)
 
     def _setup(self) -> None:
         super()._setup()  # type: ignore[misc]
@@ -229,6 +246,8 @@ class MultiTurnHooks:
         if self._history is not None:
             kept = {"filter": self._sampler.filter.state(), "advantage": self._estimator and self._estimator.saved()}
             self._history.save(self.global_steps, folder, self._sampler.take_evicted(), kept)
+        if self.reference is not None:
+            self.reference.save(folder, self.actor_rollout_wg)
         super()._save_checkpoint()  # type: ignore[misc]
         self.saved_step = self.global_steps
 
@@ -241,8 +260,13 @@ class MultiTurnHooks:
             return
         named = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
         self.saved_step = self.global_steps if named is None else None
+        folder = self._checkpoint_folder() if named is None else Path(named)
+        if self.reference is not None:
+            self.reference.load(folder, self.actor_rollout_wg)
+        else:
+            require_no_reference(folder, self.use_reference_policy)
         if self._history is not None:
-            kept = self._history.load(self._checkpoint_folder() if named is None else Path(named))
+            kept = self._history.load(folder)
             restored = list_prompts(TRAIN)
             if self._estimator is not None and (said := self._estimator.restore(kept.get("advantage"))):
                 logger.warning("%s", said)
@@ -358,6 +382,8 @@ class MultiTurnHooks:
     def on_init_end(self) -> None:
         """Send the first weights, as verl does; start verifiers of large batches, while the first one is sampled."""
         super().on_init_end()  # type: ignore[misc]
+        if self.reference is not None:
+            self.reference.look_at(self.actor_rollout_wg)
         self._whole = self.global_steps
         # A step of `separate_async` trains a batch for each of its updates. Conversations may have several rows.
         prompts = self.config.data.train_batch_size // self.parameter_sync_step
@@ -396,7 +422,7 @@ class MultiTurnHooks:
         When a step makes several updates, our counts are sums over them. verl's own aggregation would average them.
         """
         parts: list[Any] = [self._outages, self._otc, self._engines, self._verifier, self._updates, self._ages]
-        parts += [self._rerolls, self._sampler, self._spared, self._role_figures]
+        parts += [self._rerolls, self._sampler, self._spared, self._role_figures, self.reference]
         self._silent = set[str]()
         counted = [part for part in [*parts, self._joining] if part is not None]
         for each in [self._rows, *counted]:
@@ -404,6 +430,8 @@ class MultiTurnHooks:
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         if self._joining is not None:
             self._joining.write(self.global_steps)
+        if self.reference is not None:
+            self.reference.end_step(self.global_steps, self.actor_rollout_wg, timing_raw)
         rows = self._rows.of(batch)
         if self._history is not None:
             self._history.train(self.global_steps, rows, self._silent)
@@ -462,6 +490,8 @@ class MultiTurnHooks:
         if self._spared is not None:
             self._spared.silence(rows.keys, rows.partition_id)
         self._role_figures.look(rows)
+        if self.reference is not None:
+            self.reference.look(rows, () if self._spared is None else self._spared.silent)
         if self._settings.context.weight == "conversation":
             weigh_conversations(rows, self.config.actor_rollout_ref.actor.loss_agg_mode)
         further = () if self._joining is None else NEEDED

@@ -31,7 +31,12 @@ _REWARD = ("reward.custom_reward_function", "custom_reward_function")
 
 
 def run_file(
-    trainer: Any, start: str, began: float, resumed_from: int | None, schemas: Sequence[Any] = ()
+    trainer: Any,
+    start: str,
+    began: float,
+    resumed_from: int | None,
+    reference_step: int | None = None,
+    schemas: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return the content of the file of a run.
 
@@ -40,6 +45,7 @@ def run_file(
         start: The start, as file names have it.
         began: When it began.
         resumed_from: Step of the checkpoint that it began with; None: none.
+        reference_step: Step whose weights the reference of the KL term has then; None: it is never reset.
         schemas: Schemas of all tools, as far as they are known.
     """
     config: DictConfig = trainer.config
@@ -62,6 +68,7 @@ def run_file(
         "template": _template(config, tokenizer),
         "reward_function": reward_function(config),
         "resumed_from": resumed_from,
+        "reference_step": reference_step,
     }
 
 

@@ -115,7 +115,8 @@ class StepJoin:
         began = time.time()
         # It is called later, in a thread, while the trainer's step goes on, which may change its configuration.
         still = SimpleNamespace(config=copy.deepcopy(trainer.config), tokenizer=getattr(trainer, "tokenizer", None))
-        self._about = partial(run_file, still, self._writer.start, began, trainer.global_steps or None)
+        reference = None if trainer.reference is None else trainer.reference.step
+        self._about = partial(run_file, still, self._writer.start, began, trainer.global_steps or None, reference)
         self._writer.run(self._about)
         error = ""
         try:

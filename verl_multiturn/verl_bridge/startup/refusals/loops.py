@@ -367,7 +367,11 @@ _NOT_OURS = (
     f"set {_ROLLOUT}.agent.default_agent_loop={{AGENT_LOOP}}, or leave it out",
 )
 OTHER_LOOPS = [
-    *set_beside([f"{PATH}.max_staleness", _INTERACTIONS, f"{PATH}.ratio_level"], lambda run: True, *_NOT_OURS),
+    *set_beside(
+        [f"{PATH}.max_staleness", f"{PATH}.reference_reset", f"{PATH}.ratio_level", _INTERACTIONS],
+        lambda run: True,
+        *_NOT_OURS,
+    ),
     RefusalRow(_RATE, lambda run: run.runs_our_server and run.value(_RATE), *_NOT_OURS),
     RefusalRow(
         "algorithm.adv_estimator",

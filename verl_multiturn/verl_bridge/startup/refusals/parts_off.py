@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH
 from verl_multiturn.verl_bridge.names import EVALUATE_CHECKPOINTS
 from verl_multiturn.verl_bridge.startup.needs import has_weight
@@ -21,6 +22,7 @@ _UNDISCOUNTED = (
 )  # fmt: skip
 """verl's estimators that read neither `algorithm.gamma` nor `algorithm.lam`; one of the user's own may."""
 _CALLBACK = "trainer.checkpoint_callback_class"
+_TIR_STOP = f"{PATH}.tir.stop"
 _EVALUATION = f"{PATH}.checkpoint_evaluation"
 _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
 
@@ -129,6 +131,13 @@ PARTS_OFF = [
     _off_without(f"{_ROLLOUT}.prometheus.*", f"{_ROLLOUT}.prometheus.enable"),
     _off_without(f"{_ROLLOUT}.disaggregation.*", f"{_ROLLOUT}.disaggregation.enabled"),
     _off_without("skip.rollout_tq.*", "skip.rollout_tq.enable"),
+    RefusalRow(
+        _TIR_STOP,
+        when=lambda run: run.is_set(_TIR_STOP) and not run.is_text_mode,
+        why=f"this has no effect without {_ROLLOUT}.multi_turn.format={TIR}",
+        remedy="leave it out",
+        is_refusal=False,
+    ),
     RefusalRow(
         _EVALUATION,
         when=lambda run: run.is_set(_EVALUATION) and run.value(_CALLBACK) != EVALUATE_CHECKPOINTS,
