@@ -5,7 +5,7 @@
 Two arms train the same start model on the same sums by GRPO, with the quickstart's settings and without its tool:
 
     one     the model has one try
-    two     after a wrong answer the user only says that it is wrong, and the model has a second try
+    two     after a wrong answer the user calls it wrong, and no more, and the model has a second try
 
 The reward is 1 for a right last answer, as in AReaL's example of multi-turn maths, whose conversations are trained as a
 whole, too. A conversation with two tries samples up to twice the tokens, so the arms are compared by sampled tokens and

@@ -118,7 +118,7 @@ def make_start(out: Path, seed: int = 0) -> dict[str, Any]:
     pad = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     excluded = {entry["question"] for entry in held_out()}
     entries = sums(_ENTRIES, _SEED, excluded)
-    measured = sums(_MEASURED, _SEED + 1, excluded | {entry["question"] for entry in entries})
+    measured = sums(_MEASURED, _SEED + _ENTRIES, excluded | {entry["question"] for entry in entries})
     learned = [encoded(tokenizer, entries, again, rng) for again in (False, True)]
     looked_at = [encoded(tokenizer, measured, again, rng) for again in (False, True)]
     alike = takewhile(lambda ids: len(set(ids)) == 1, zip(*(ids for ids, _ in learned[0][:64]), strict=False))

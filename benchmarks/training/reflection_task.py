@@ -33,6 +33,8 @@ WRONG = "That is wrong. Try again."
 HELD_OUT_TRIES = 2
 HELD_OUT, TRAINED = 256, 2048
 """Number of rows that are held out, and that are trained on."""
+DRAWN = 2 * TRAINED
+"""Number of sums that a run's seed draws; the next seed draws the next ones."""
 _SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 # The start model's seed lies above; the seeds of runs lie below.
 _HELD_OUT_SEED = 9_000_000
@@ -64,7 +66,7 @@ def sums(size: int, seed: int, without: Iterable[str] = ()) -> list[dict[str, An
 
     Args:
         size: How many to draw; one may occur twice.
-        seed: Their seed.
+        seed: Seed of the first; the next has the next seed, and so on, as reasoning_gym counts them.
         without: Questions to leave out, which makes the list shorter.
     """
     excluded = set(without)
@@ -76,6 +78,11 @@ def held_out() -> list[dict[str, Any]]:
     """Return the held-out entries, each once: the same in every run."""
     distinct = {entry["question"]: entry for entry in sums(2 * HELD_OUT, _HELD_OUT_SEED)}
     return list(distinct.values())[:HELD_OUT]
+
+
+def trained(seed: int) -> list[dict[str, Any]]:
+    """Return the entries that a run trains on, none of which is held out."""
+    return sums(DRAWN, DRAWN * seed, {entry["question"] for entry in held_out()})[:TRAINED]
 
 
 def row(entry: Mapping[str, Any], tries: int) -> Row:
@@ -91,15 +98,13 @@ def row(entry: Mapping[str, Any], tries: int) -> Row:
 
 
 def main() -> None:
-    """Write `train.parquet` and `test.parquet`. No held-out question is trained on."""
+    """Write `train.parquet` and `test.parquet`."""
     parser = arguments(__doc__ or "", None)
     parser.add_argument("--tries", type=int, required=True, help="how many answers a training row allows")
     args = parser.parse_args()
-    test = held_out()
-    train = sums(2 * TRAINED, args.seed, {entry["question"] for entry in test})[:TRAINED]
     rows = {
-        "train": [row(entry, args.tries) for entry in train],
-        "test": [row(entry, HELD_OUT_TRIES) for entry in test],
+        "train": [row(entry, args.tries) for entry in trained(args.seed)],
+        "test": [row(entry, HELD_OUT_TRIES) for entry in held_out()],
     }
     write_rows(args.out, rows, args.tools)
 

@@ -17,7 +17,7 @@ from benchmarks.reflection_curves import (
     values_at,
     values_until,
 )
-from benchmarks.reflection_task import WRONG, Verdict, held_out, row, sums
+from benchmarks.reflection_task import WRONG, Verdict, held_out, row, trained
 
 CURVE = [Point(0, [0.0, 0.0], [0.0, 1.0]), Point(100, [1.0, 0.0], [1.0, 1.0]), Point(300, [0.0, 1.0], [1.0, 0.0])]
 
@@ -143,12 +143,14 @@ def test_the_user_ends_at_a_right_answer_or_after_the_last_try() -> None:
     assert replied([*again, wrong], 2) == (WRONG, 0.0, True)
 
 
-def test_no_held_out_sum_is_trained_on() -> None:
-    tested = held_out()
-    questions = {entry["question"] for entry in tested}
-    assert len(tested) == len(questions) == reflection.HELD_OUT
-    trained = sums(4096, 0, questions)
-    assert len(trained) >= 2048
-    assert not questions & {entry["question"] for entry in trained}
-    kwargs = row(trained[0], 1)["extra_info"]["interaction_kwargs"]
-    assert kwargs == {"verdict": {"truth": trained[0]["answer"], "tries": 1}}
+def test_no_held_out_sum_is_trained_on_and_each_seed_has_sums_of_its_own() -> None:
+    questions = {entry["question"] for entry in held_out()}
+    assert len(questions) == len(held_out()) == reflection.HELD_OUT
+    seeds = [trained(seed) for seed in (0, 1)]
+    assert [len(entries) for entries in seeds] == [2048, 2048]
+    first, second = ({entry["question"] for entry in entries} for entries in seeds)
+    assert not questions & (first | second)
+    # reasoning_gym's seed counts on by one: neighbouring seeds would have all but one in common.
+    assert len(first & second) < 1024
+    kwargs = row(seeds[0][0], 1)["extra_info"]["interaction_kwargs"]
+    assert kwargs == {"verdict": {"truth": seeds[0][0]["answer"], "tries": 1}}
