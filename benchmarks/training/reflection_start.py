@@ -31,10 +31,10 @@ START = 0.3
 BEGINNING = RECIPES / "quickstart" / "model"
 FIGURES = "start.json"
 _BATCH, _LEARNING_RATE, _MOST_UPDATES, _MEASURED_EVERY = 32, 1e-3, 6000, 50
-_ENTRIES, _MEASURED = 6000, 128
+_ENTRIES, _MEASURED = 3000, 256
 # The seeds of the runs' rows are smaller.
 _SEED = 10_000_000
-_FARTHEST = 20
+_FARTHEST = 9
 """Largest distance of a made wrong answer from the right one."""
 
 Encoded = tuple[list[int], list[int]]

@@ -1,11 +1,11 @@
-"""The task of `benchmarks.reflection`: sums and differences of two numbers, and a user who only reports a wrong answer.
+"""The task of `benchmarks.reflection`: sums and differences of three digits, and a user who only reports a wrong answer.
 
-    user:   State the final answer to the following arithmetic problem: 38 - 57 =
-    model:  Answer: -29
+    user:   State the final answer to the following arithmetic problem: 3 - 8 + 2 =
+    model:  Answer: -4
     user:   That is wrong. Try again.
-    model:  Answer: -19
+    model:  Answer: -3
 
-The sums are the quickstart's (`chain_sum` of reasoning_gym), with two numbers of two digits, worded and scored as
+The sums are the quickstart's (`chain_sum` of reasoning_gym), with three numbers of one digit, worded and scored as
 there. No tool is offered, so the model adds by itself.
 
 `verl-multiturn run` calls this file in the place of the quickstart's `prepare_data.py`, with `--tries`: how many
@@ -35,7 +35,7 @@ HELD_OUT, TRAINED = 256, 2048
 """Number of rows that are held out, and that are trained on."""
 DRAWN = 2 * TRAINED
 """Number of sums that a run's seed draws; the next seed draws the next ones."""
-_SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+_SUMS = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
 # The start model's seed lies above; the seeds of runs lie below.
 _HELD_OUT_SEED = 9_000_000
 
