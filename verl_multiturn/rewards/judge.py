@@ -6,9 +6,8 @@ The judge is any endpoint with OpenAI's `chat/completions`.
 Invariants:
 - an answer that certainly is the gold answer is right, and the judge is not called. Only case, blanks, articles and
   commas or full stops after words may then differ: never a letter, a sign or a number;
-- a judge that fails, is late, or gives no verdict has not scored. The row then counts as failed or timed out, never as
-  wrong. It scores 0 where the answer may be to blame: the judge has replied, or it answers another question. A judge
-  that is not there at all has nothing to do with the answer, and the row is omitted;
+- a judge that fails, is late, or gives no verdict has not scored (`judge_client.py`). The row then counts as failed,
+  timed out or left out, never as wrong;
 - the verdict is read from the judge's reply alone, and the judge gets the answer within one JSON string.
 """
 
@@ -19,24 +18,20 @@ import json
 import re
 from typing import Any, ClassVar
 
-from pydantic import Field
-
 from verl_multiturn.chat.model_text import last_tag
-from verl_multiturn.clients.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
+from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.config import fixed
-from verl_multiturn.errors import ConfigError, OutageError
-from verl_multiturn.processes.pool import WorkerError
+from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.answers import has_one
+from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution
+from verl_multiturn.rewards.score import Score, Solution
 
 _MOST_CHARACTERS = 1_000
 """Least length in characters at which an answer is wrong and in no format, as in DeepEyes' code.
 
 A long answer may try to talk the judge over.
 """
-_CONNECTIONS = 32
-"""Requests at once in each of verl's reward workers; further ones wait."""
 _SHORT_WORDS = 3
 """Most words of a gold answer before which an opening ("It is") does not count; see `means_the_same`."""
 
@@ -58,85 +53,10 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _NUMBERS = {word: str(number) for number, word in enumerate(_WORDS)}
 
 
-class JudgeOptions(RewardOptions):
+class JudgeOptions(EndpointOptions):
     """Options of the reward `judge`."""
 
     GONE: ClassVar = fixed(connections="32 in each reward worker", short_words=3)
-
-    url: str | None = None
-    """Address of the endpoint, such as `http://judge:8000/v1`; required."""
-
-    model: str | None = None
-    """Name of the judge's model at the endpoint; required."""
-
-    api_key_env: str | None = None
-    """Name of the environment variable, in the reward workers, that holds the API key; None: no key."""
-
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int = Field(default=512, gt=0)
-    """Most tokens of the judge's reply."""
-
-    timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds for one answer, all attempts together."""
-
-    attempts: int = Field(default=4, gt=0)
-    """Most requests for one answer. The judge is called again when it failed, was overloaded, or gave no verdict."""
-
-
-class _JudgeClient:
-    """The judge as one event loop asks it."""
-
-    def __init__(self, options: JudgeOptions) -> None:
-        if not options.url or not options.model:
-            raise ConfigError(
-                "reward_kwargs.judge: expected 'url' and 'model' of an OpenAI-compatible endpoint, got "
-                f"{options.url!r} and {options.model!r}; start one (sglang.launch_server) and name it"
-            )
-        self._endpoint = ChatEndpoint(
-            check_address(options.url, "reward_kwargs.judge.url"),
-            key_of(options.api_key_env, "reward_kwargs.judge.api_key_env"),
-            {"model": options.model, "temperature": options.temperature, "max_tokens": options.max_tokens},
-            timeout_s=options.timeout_s,
-            attempts=options.attempts,
-            connections=_CONNECTIONS,
-            settings=("reward_kwargs.judge.url", "reward_kwargs.judge.api_key_env"),
-        )
-
-    async def close(self) -> None:
-        await self._endpoint.close()
-
-    async def ask(self, question: str, gold: str, answer: str) -> bool:
-        """Ask the judge, and return its verdict.
-
-        Raises:
-            TimeoutError: All attempts together took too long, and the answer may be to blame: the judge has replied
-                to one, or replies to another question.
-            WorkerError: No attempt brought a verdict, and the answer may be to blame in the same way.
-            OutageError: The judge is not there.
-        """
-        replies = []
-
-        def read(said: str) -> bool:
-            replies.append(said)
-            return _verdict(said)
-
-        try:
-            return await self._endpoint.ask(_messages(question, gold, answer), read)
-        except (TimeoutError, EndpointError) as error:
-            is_late = isinstance(error, TimeoutError)
-            if not (replies or await self._is_there()):
-                problem = "no reply in time" if is_late else error
-                raise OutageError(f"the judge is not there: {problem}") from error
-            if is_late:
-                raise  # an answer can keep the judge's model writing until the time is up
-            raise WorkerError(f"the judge has given no verdict: {error}") from error
-
-    async def _is_there(self) -> bool:
-        """Return whether the judge replies to a question of our own."""
-        try:
-            return await self._endpoint.ask(_messages(*_CONTROL), lambda said: True)
-        except (TimeoutError, EndpointError):
-            return False
 
 
 def _messages(question: str, gold: str, answer: str) -> list[dict[str, str]]:
@@ -154,9 +74,9 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
 
     Raises:
         ConfigError: No judge is configured, or the row has no question or no gold answer.
-        TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `_JudgeClient.ask`.
+        TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `JudgeClient.ask`.
     """
-    judge = shared(("judge", options), lambda: _JudgeClient(options))
+    judge = shared(("judge", options), lambda: JudgeClient(options, "judge", _messages(*_CONTROL)))
     question = solution.extra_info.get("question")
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
@@ -176,7 +96,7 @@ async def reward(solution: Solution, ground_truth: Any, options: JudgeOptions) -
         return Score.of(False, formatted=False)
     if means_the_same(answer, gold):
         return Score.of(True, formatted)
-    return Score.of(await judge.ask(question, gold, answer), formatted)
+    return Score.of(await judge.ask(_messages(question, gold, answer), _verdict), formatted)
 
 
 def means_the_same(answer: str, gold: str) -> bool:

@@ -21,7 +21,7 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, sql, tool_n1
+from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, rubric, sql, tool_n1
 from verl_multiturn.rewards import programs as code
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
@@ -29,7 +29,8 @@ from verl_multiturn.rewards.judge import JudgeOptions
 from verl_multiturn.rewards.mathematics import MathOptions
 from verl_multiturn.rewards.programs import CodeOptions
 from verl_multiturn.rewards.qa import QaOptions
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain
+from verl_multiturn.rewards.rubric import RubricOptions
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain, with_verdicts
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
 from verl_multiturn.rows.reward_numbers import NoNumberError, as_reward
@@ -43,6 +44,7 @@ REWARDS: dict[str, Reward] = {
     "math": mathematics.reward,
     "qa": qa.reward,
     "judge": judge.reward,
+    "rubric": rubric.reward,
     "sql": sql.reward,
     "code": code.reward,
     "tool_n1": tool_n1.reward,
@@ -59,6 +61,7 @@ ROUTES: dict[str, str] = {
     **dict.fromkeys(["searchr1_*", "nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique"], "qa"),
     "bamboogle": "qa",
     "deepeyes/*": "judge",
+    "rubric/*": "rubric",
     **dict.fromkeys(["skyrl_sql*", "skyrl-sql*", "synsql*", "spider*", "bird*", "sql*"], "sql"),
     **dict.fromkeys(
         ["taco*", "apps*", "codecontests*", "codeforces*", "livecodebench*", "mbpp*", "humaneval*"], "code"
@@ -69,6 +72,7 @@ ROUTES: dict[str, str] = {
 """Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
 _GROUP = "rewards"
+_NO_SOLUTION, _NO_OPTIONS = Solution("", ()), RewardOptions()
 # Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
@@ -92,10 +96,16 @@ class RewardKwargs(BaseModel):
     math: MathOptions = MathOptions()
     qa: QaOptions = QaOptions()
     judge: JudgeOptions = JudgeOptions()
+    rubric: RubricOptions = RubricOptions()
     sql: SqlOptions = SqlOptions()
     code: CodeOptions = CodeOptions()
     tool_n1: ToolN1Options = ToolN1Options()
     reasoning_gym: GymOptions = GymOptions()
+
+    @property
+    def has_rubric(self) -> bool:
+        """Return whether reports have verdicts of criteria: those of every row then, since verl wants the same keys."""
+        return self.rubric.url is not None
 
 
 async def compute_score(
@@ -104,7 +114,7 @@ async def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     **reward_kwargs: Any,
-) -> dict[str, float]:
+) -> dict[str, float | str]:
     """Score one row, as verl's reward function; see `docs/write/rewards.md`.
 
     Args:
@@ -117,7 +127,7 @@ async def compute_score(
 
     Returns:
         `score`, `acc`, `format`, `answered`, `timed_out`, `failed`, `outage` and `unjudgeable`; every row has
-        all these keys.
+        all these keys. Where `rubric` has a `url` there are also `verdicts` and `turn_values`, see `with_verdicts`.
 
     Raises:
         ConfigError: The author of the data or the configuration made a mistake: there is no reward for the data source,
@@ -148,7 +158,25 @@ async def compute_score(
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")
-    return compose(score, solution, options)
+    return report_of(score, kwargs, solution, options)
+
+
+def report_of(
+    score: Score,
+    kwargs: RewardKwargs,
+    solution: Solution = _NO_SOLUTION,
+    options: RewardOptions = _NO_OPTIONS,
+) -> dict[str, float | str]:
+    """Return the result of `compute_score`, also for a row that it never got.
+
+    Args:
+        score: The reward's result.
+        kwargs: All options, which decide the keys.
+        solution: The conversation that was scored.
+        options: Options of its reward.
+    """
+    report = compose(score, solution, options)
+    return with_verdicts(report, score) if kwargs.has_rubric else dict(report)
 
 
 def read_reward_kwargs(raw: Mapping[str, Any]) -> RewardKwargs:

@@ -1,12 +1,14 @@
 """The input and the output of a reward: `Solution` and `Score`.
 
 Invariants:
-- the result of every reward has the same keys, all floats, whatever happens in the reward;
+- the result of every reward has the same keys, whatever happens in the reward: all floats, and where the run has a
+  rubric two texts of JSON (`with_verdicts`);
 - an answer is text of the assistant itself, without any tool's output and without the assistant's reasoning.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,13 +65,21 @@ class Solution:
     @property
     def answer(self) -> str:
         """Text of the last turn after its reasoning; empty when the reasoning is not closed."""
-        rest = self.text.rpartition("</think>")[2]
-        return rest.partition("<think>")[0]
+        return after_reasoning(self.text)
 
     @property
     def used_tool(self) -> bool:
         """True when a tool executed at least one call without an error."""
         return str(CallStatus.OK) in self.statuses
+
+
+def after_reasoning(text: str) -> str:
+    """Return the text of a turn after its reasoning; empty when the reasoning is not closed."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
+Verdicts = Mapping[str, float | Sequence[float]]
+"""The verdict of each criterion by its name: a number, or of a criterion for each turn a number for each turn."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,9 @@ class Score:
             is not trained.
         unjudgeable: 1.0 when it broke because of the ground truth, or of another cause of ours, whatever the answer is,
             else 0.0. Such a row is not trained either.
+        verdicts: The verdict of each criterion, by the reward `rubric`; empty without criteria.
+        turn_values: The part of `value` that each of the solution's texts earned, for estimators of advantages that
+            compare turns. The rest of `value` belongs to the whole conversation; empty: all of it.
     """
 
     value: float = 0.0
@@ -97,6 +110,8 @@ class Score:
     failed: float = 0.0
     outage: float = 0.0
     unjudgeable: float = 0.0
+    verdicts: Verdicts = field(default_factory=dict)
+    turn_values: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, right: bool, formatted: bool = True) -> Score:
@@ -162,6 +177,23 @@ def compose(score: Score, solution: Solution, options: RewardOptions) -> dict[st
         "outage": float(score.outage),
         "unjudgeable": float(score.unjudgeable),
     }
+
+
+VERDICTS, TURN_VALUES = "verdicts", "turn_values"
+"""Keys of a reward function's result, whose values are JSON: `Score.verdicts` and `Score.turn_values`."""
+
+
+def with_verdicts(report: Mapping[str, float], score: Score) -> dict[str, float | str]:
+    """Return the report of a reward with the verdicts of its criteria; "" where it has none.
+
+    They are texts, because verl takes the mean of whatever else it finds in a validation's reports.
+
+    Args:
+        report: The result of `compose`.
+        score: The reward's result.
+    """
+    values = {VERDICTS: score.verdicts, TURN_VALUES: score.turn_values}
+    return {**report, **{key: json.dumps(value) if value else "" for key, value in values.items()}}
 
 
 def plain(value: Any) -> Any:

@@ -177,7 +177,7 @@ async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixtur
 
 
 async def test_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_multiturn.rewards.judge._CONNECTIONS", 4)
+    monkeypatch.setattr("verl_multiturn.rewards.judge_client._CONNECTIONS", 4)
     with judging("Judgement: 1") as (judge, options):
         assert await asyncio.gather(*[said(f"<answer>{i}</answer>", options) for i in range(100)]) == [RIGHT] * 100
         assert len(judge.asked) == 100
