@@ -179,7 +179,11 @@ def read_ranking(said: str, ticket: str, labels: Sequence[str]) -> list[str]:
         AskAgainError: The reply is anything but the one JSON object that was asked for.
     """
     given = read_object(said, ticket, "ranking")
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given) or sorted(given) != sorted(labels):
+    if (
+        not isinstance(given, list)
+        or not all(isinstance(each, str) for each in given)
+        or sorted(given) != sorted(labels)
+    ):
         raise AskAgainError(f"no verdict: ranking should have each of {sorted(labels)} once, got {show(given)}")
     return given
 

@@ -62,7 +62,11 @@ class RubricOptions(EndpointOptions):
     """The criteria for rows that bring none of their own, each with `name`, `text`, `weight` and `turns`."""
 
     relative: bool = False
-    """Whether the judge ranks the siblings of a group in one question, too."""
+    """Whether the judge ranks the siblings of a group in a training, in one question, and a conversation's score is its
+    rank: the share of its siblings that it beats (`relative.py`)."""
+
+    sibling_characters: int = Field(default=20_000, gt=0)
+    """Most characters of a sibling's messages behind the common ones, as JSON; one with more is ranked last, unread."""
 
 
 Grades = dict[str, dict[int, float]]
@@ -84,8 +88,8 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
         TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `JudgeClient.ask`.
     """
     client = shared(("rubric", options), lambda: judge_of(options))
-    criteria = criteria_of(solution.extra_info, options.criteria, _row_of(solution))
-    reference = _reference_of(ground_truth, solution)
+    criteria = criteria_of(solution.extra_info, options.criteria, row_of(solution))
+    reference = reference_of(ground_truth, solution)
     turns = _turns_with_words(solution)
     last = len(solution.texts)
     asked = {
@@ -281,16 +285,22 @@ def _score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered
     )
 
 
-def _reference_of(ground_truth: Any, solution: Solution) -> str | None:
+def reference_of(ground_truth: Any, solution: Solution) -> str | None:
+    """Return the good answer that a row has for the judge; None where it has none.
+
+    Raises:
+        ConfigError: The ground truth is something else.
+    """
     if ground_truth is None or isinstance(ground_truth, str | int | float):
         text = "" if ground_truth is None else str(ground_truth).strip()
         return text or None
     raise ConfigError(
-        f"ground_truth of {_row_of(solution)}: expected a good answer as a text, or none, got {show(ground_truth)}; "
+        f"ground_truth of {row_of(solution)}: expected a good answer as a text, or none, got {show(ground_truth)}; "
         "mend the row"
     )
 
 
-def _row_of(solution: Solution) -> str:
+def row_of(solution: Solution) -> str:
+    """Return the name of a conversation's row, for errors."""
     index = solution.extra_info.get("index")
     return f"{solution.data_source!r}" + ("" if index is None else f" (index {index!r})")

@@ -1,14 +1,14 @@
 """Siblings: the conversations of one group, which are compared once the last of them has ended.
 
-    begins ──▶ running ──ends──▶ `join`  waits for the others ──nobody is missing──▶ `compared`  waits for the comparison
-                  └──cut, raised, without rows──▶ `leave`
+    begins ──▶ running ──ends──▶ `join`  waits for the others ──nobody is missing──▶ `compared`  waits for the result
+                  └──cut, raised, without rows──▶ takes no part
 
 `FirstValid` of `oversampling.py` decides before who stays. `verl_bridge/workers/worker.py` calls both.
 
 Invariants:
-- the comparison runs once, in the order of the conversations' numbers, whichever ended first, and in the context of none
-  of them: it is in nobody's timeline;
-- a conversation that leaves is not waited for;
+- the comparison runs once, in the order of the conversations' numbers, whichever ended first. It runs in the context of
+  none of them, so that it is in nobody's timeline;
+- a conversation is waited for until it joins, or ends otherwise: none is waited for in vain;
 - only a whole group is cancelled. The comparison ends then, before the cancellation of a conversation goes on.
 """
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from verl_multiturn.calls.tasks import ended, keep
@@ -72,15 +73,20 @@ class Siblings(Generic[T]):
                 await ended(self._comparison, pass_on=True)
             raise
 
-    def leave(self, number: int, failed: bool = False) -> None:
-        """Let a conversation take no part; of one that has joined already this changes nothing.
+    @contextmanager
+    def running(self, number: int) -> Iterator[None]:
+        """Follow a conversation until the block ends; one that has not joined by then takes no part.
 
         Args:
             number: Its number.
-            failed: Whether it raised.
         """
-        self._has_failed = self._has_failed or failed
-        self._gone(number)
+        try:
+            yield
+        except Exception:
+            self._has_failed = True
+            raise
+        finally:
+            self._gone(number)
 
     def _gone(self, number: int) -> None:
         self._missing.discard(number)
