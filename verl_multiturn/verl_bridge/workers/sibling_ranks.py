@@ -5,8 +5,8 @@
     worker  each conversation ──▶ verl's reward manager ──▶ `compute_score` ──▶ the score is the rank
 
 Invariants:
-- a group is one call of `_run_prompt`, whatever the trainer's mode, so that this process knows all siblings. One that is
-  begun again, here or in another worker, has all of its conversations begun again;
+- a group is one call of `_run_prompt` in every mode of the trainer, so that this process knows all siblings. Where it
+  is begun again, here or in another worker, all of its conversations are;
 - valid conversations without a reward of their own are compared. An invalid one scores 0 and is not trained; one that
   its agent has rewarded keeps that;
 - an outage of the judge is that of all that are compared, and the trainer leaves them out;
@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.relative import DROPPED, INVALID, VERDICT, rank_siblings, ranks_in
+from verl_multiturn.rewards.relative import DROPPED, INVALID, VERDICT, rank_siblings
 from verl_multiturn.rewards.router import RewardKwargs, find_reward, read_reward_kwargs
 from verl_multiturn.rewards.score import Solution
 from verl_multiturn.verl_bridge.loops.output import is_valid
@@ -93,8 +93,6 @@ class SiblingRanks:
             verdicts = await rank_siblings(solutions, truth, self._kwargs.rubric, self._seed(columns))
             for (outputs, _), verdict in zip(compared, verdicts, strict=True):
                 outputs[-1].extra_fields[VERDICT] = dict(verdict)
-                if (stats := getattr(outputs[-1], "stats", None)) is not None and (found := ranks_in(verdict)):
-                    stats["rank"] = found
 
         await rewards.judge_together([outputs for outputs, _ in compared], f"group {columns['uid']}", ask)
 
