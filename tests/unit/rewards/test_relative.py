@@ -142,7 +142,7 @@ async def test_a_text_stays_within_its_own_string_and_earns_nothing() -> None:
         lambda labels: [labels[0], *labels[:-1]],
         lambda labels: [*labels[:-1], "ffff!"],
         lambda labels: [*labels[:-1], 7],
-        lambda labels: {label: 1 for label in labels},
+        lambda labels: dict.fromkeys(labels, 1),
         lambda labels: [labels],
     ],
 )

@@ -1,0 +1,250 @@
+"""Ranks of siblings in the real worker, loop and reward manager, with a scripted model and a judge on loopback."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.conftest import ROOT, until
+from tests.idle_loop import skip_waits
+from tests.ranking_judge import RankingJudge, ranking
+
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
+
+CRITERION = {"name": "kind", "text": "The letter is kind."}
+ROW = {"data_source": "rubric/letters", "reward_model": {"ground_truth": ""}, "extra_info": {"index": 3}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
+
+
+class World:
+    """A worker whose siblings write letters: sample `i` one of the quality `i + 1`, after `delays[i]` seconds."""
+
+    def __init__(self, tokenizer: Any, folder: Path, options: dict[str, Any], **settings: Any) -> None:
+        from benchmarks.oversample_world import Script, ScriptedClient, ScriptedWorker, _sample
+        from omegaconf import OmegaConf
+        from verl.workers.rollout.replica import TokenOutput
+
+        from verl_multiturn.verl_bridge.loops.rewards import NearRewards
+
+        world = self
+        self.delays: dict[int, float] = {}
+        self.fails: set[int] = set()
+
+        class Client(ScriptedClient):
+            async def generate(self, request_id: str, **asked: Any) -> TokenOutput:
+                number = _sample.get()[1]
+                await asyncio.sleep(world.delays.get(number, 0))
+                if number in world.fails:
+                    raise ConnectionError("the server died")
+                ids = self._encode(f"A letter of quality {number + 1}.<|im_end|>")
+                return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed")
+
+        class Worker(ScriptedWorker):
+            async def _put_rows(self, keys: list[str], fields: Any, tags: Any, partition_id: str) -> None:
+                for i, key in enumerate(keys):
+                    extra, metrics = fields["extra_fields"][i], fields["metrics"][i]
+                    world.rows[key] = SimpleNamespace(
+                        score=float(fields["rm_scores"][i].sum()),
+                        report=getattr(extra, "data", extra)["reward_extra_info"],
+                        stats=getattr(metrics, "data", metrics)["rollout"],
+                    )
+
+        self.rows: dict[str, Any] = {}
+        self.worker = Worker(Script(), tokenizer, folder, **{"n": 4, **settings})
+        self.worker.llm_client = Client(Script(), tokenizer)
+        function = {"path": "pkg://verl_multiturn.rewards", "name": "compute_score"}
+        reward = {
+            "reward_manager": {"name": "naive", "source": "register"},
+            "custom_reward_function": {**function, "reward_kwargs": {"rubric": options}},
+            "reward_model": {"enable": False},
+        }
+        rollout = {"custom": {"multiturn": {"near_rewards": "all"}}}
+        config = self.worker.config
+        OmegaConf.update(config, "reward", reward, force_add=True)
+        OmegaConf.update(config, "actor_rollout_ref.rollout", rollout, force_add=True)
+        self.worker.reward_loop_worker_handles = NearRewards.handles(config, tokenizer, ["a far one"])
+
+    async def run(self, rows: tuple[int, ...] = (0,), **prompt: Any) -> None:
+        from verl_multiturn.rewards import aclose
+
+        try:
+            await self.worker.run_groups(rows, **{**ROW, **prompt})
+        finally:
+            await aclose()
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Scores by the number of the sample."""
+        return {int(key.split("_")[1]): row.score for key, row in sorted(self.rows.items())}
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        return self.worker.status
+
+
+@pytest.fixture
+def judge() -> Iterator[tuple[RankingJudge, dict[str, Any]]]:
+    with ranking() as served:
+        yield served
+
+
+@pytest.fixture
+def make(tokenizer: Any, tmp_path: Path, judge: Any) -> Any:
+    return lambda options=None, **settings: World(tokenizer, tmp_path, {**judge[1], **(options or {})}, **settings)
+
+
+async def test_siblings_are_ranked_when_the_last_has_ended_and_their_rows_have_the_ranks(make: Any, judge: Any) -> None:
+    questions = []
+    for delays in ({0: 0.02, 1: 0.01}, {3: 0.02}):
+        world = make()
+        world.delays = delays
+        await world.run()
+        assert world.scores == {0: 0.0, 1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3), 3: 1.0}
+        assert world.statuses == {"row0": "finished"}
+        assert json.loads(world.rows["row0_2_0"].report["verdicts"]) == {
+            "rank": pytest.approx(2 / 3), "rivals": 3.0, "disagreements": 0.0,
+        }  # fmt: skip
+        questions.append(sorted(json.dumps(each["conversations"]) for each in judge[0].asked))
+        judge[0].asked.clear()
+    assert questions[0] == questions[1], "whichever ended first"
+    assert [len(each) for each in questions] == [2, 2]
+    assert not world.worker._siblings
+
+
+async def test_the_places_of_siblings_come_of_the_row_and_not_of_the_uid(make: Any, judge: Any) -> None:
+    orders = []
+    for row, index in ((0, 0), (1, 0), (2, 7)):
+        await make().run((row,), index=index)
+        orders.append(sorted(json.dumps([*each["conversations"].values()]) for each in judge[0].asked))
+        judge[0].asked.clear()
+    assert orders[0] == orders[1] != orders[2]
+
+
+async def test_an_outage_of_the_judge_is_that_of_the_whole_group(make: Any, judge: Any) -> None:
+    judge[0].script = "away"
+    world = make(custom={"multiturn": {"outage": {"mode": "mask"}}})
+    await world.run((0, 1))
+    assert len(world.rows) == 8
+    assert {row.score for row in world.rows.values()} == {0.0}
+    assert all(row.stats["unrewarded"] and row.report["outage"] == 1.0 for row in world.rows.values())
+
+
+async def test_a_group_is_asked_about_again_when_the_judge_is_there_again(make: Any, judge: Any) -> None:
+    skip_waits()
+    world, judging = make(), judge[0]
+    judging.script = "away"
+    tries = 0
+
+    async def come_back() -> None:
+        nonlocal tries
+        await until(lambda: judging.refused >= 4)
+        judging.script = "quality"
+        tries = judging.refused
+
+    back = asyncio.create_task(come_back())
+    await world.run()
+    await back
+    assert world.scores == {0: 0.0, 1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3), 3: 1.0}
+    assert not any(row.stats["unrewarded"] for row in world.rows.values())
+    assert tries >= 4
+
+
+async def test_a_judge_without_a_verdict_gives_all_of_them_zero(make: Any, judge: Any) -> None:
+    judge[0].script = "unsure"
+    world = make()
+    await world.run()
+    assert world.scores == dict.fromkeys(range(4), 0.0)
+    assert all(row.report["failed"] == 1.0 and not row.stats["unrewarded"] for row in world.rows.values())
+
+
+async def test_an_invalid_sibling_is_not_compared(make: Any, judge: Any) -> None:
+    world = make()
+    world.fails = {1}
+    await world.run()
+    assert world.scores == {0: 0.0, 1: 0.0, 2: 0.5, 3: 1.0}
+    assert [len(each["conversations"]) for each in judge[0].asked] == [3, 3]
+    assert world.rows["row0_1_0"].report["verdicts"] == ""
+
+
+async def test_one_alone_has_the_criteria_or_is_left_out(make: Any, judge: Any) -> None:
+    judge[0].script = lambda asked: json.dumps({"ticket": asked["ticket"], "grades": {"kind": 0.25}})
+    for options, score, left_out in (({"criteria": [CRITERION]}, 0.25, False), ({}, 0.0, True)):
+        world = make(options)
+        world.fails = {0, 2, 3}
+        await world.run()
+        assert world.scores == {0: 0.0, 1: score, 2: 0.0, 3: 0.0}
+        assert world.rows["row0_1_0"].stats["unrewarded"] is left_out
+
+
+async def test_a_sibling_that_raises_fails_its_group_and_no_question_is_asked(make: Any, judge: Any) -> None:
+    from verl_multiturn.verl_bridge.loops.agent_loop import MultiTurnAgentLoop
+
+    run = MultiTurnAgentLoop.run
+
+    async def raising(self: Any, sampling: Any, **row: Any) -> Any:
+        if row["session_id"] == 2:
+            await asyncio.sleep(0.01)
+            raise TypeError("a mistake of an author")
+        return await run(self, sampling, **row)
+
+    world = make()
+    with mock.patch.object(MultiTurnAgentLoop, "run", raising):
+        await world.run()
+    assert world.statuses == {"row0": "failure"}
+    assert judge[0].asked == []
+    assert all(row.stats["unrewarded"] for row in world.rows.values())
+
+
+async def test_samples_that_are_cut_are_not_waited_for(make: Any, judge: Any) -> None:
+    world = make(over_sample_rate=0.25)  # 6 begin
+    world.delays = {1: 60, 4: 60}
+    began = asyncio.get_running_loop().time()
+    await world.run()
+    assert asyncio.get_running_loop().time() - began < 60
+    assert world.scores == {0: 0.0, 2: pytest.approx(1 / 3), 3: pytest.approx(2 / 3), 5: 1.0}
+    assert [len(each["conversations"]) for each in judge[0].asked] == [4, 4]
+
+
+async def test_a_validation_is_not_ranked(make: Any, judge: Any) -> None:
+    judge[0].script = lambda asked: json.dumps({"ticket": asked["ticket"], "grades": {"kind": 0.75}})
+    world = make({"criteria": [CRITERION]})
+    await world.run(validate=True, __rollout_n__=2)
+    assert world.scores == {0: 0.75, 1: 0.75}
+    assert judge[0].asked == []
+
+
+async def test_a_validation_without_criteria_ends_the_run_by_name(make: Any) -> None:
+    world = make()
+    await world.run(validate=True)
+    ((_, told), *_) = await world.worker.finished(0)
+    assert "there are no criteria" in told.mistake
+
+
+async def test_a_judge_that_is_not_configured_ends_the_run_by_name(make: Any) -> None:
+    world = make({"model": None})
+    await world.run()
+    assert "expected 'url' and 'model'" in next(end.mistake for _, end in await world.worker.finished(0) if end.mistake)
+
+
+async def test_a_cancelled_group_asks_no_more_and_writes_nothing(make: Any, judge: Any) -> None:
+    world = make()
+    hanging = asyncio.Event()
+    judge[0].hangs_until = hanging
+    running = asyncio.create_task(world.run())
+    await until(lambda: judge[0].asked)
+    assert await world.worker.cancel(["row0"]) == 1
+    hanging.set()
+    await asyncio.gather(running, return_exceptions=True)
+    assert world.rows == {}
+    assert not world.worker._siblings
