@@ -72,7 +72,6 @@ ROUTES: dict[str, str] = {
 """Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
 _GROUP = "rewards"
-_NO_SOLUTION, _NO_OPTIONS = Solution("", ()), RewardOptions()
 # Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
@@ -158,23 +157,6 @@ async def compute_score(
         _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
     if score.timed_out:
         _warn_once(name, "ran out of time", "")
-    return report_of(score, kwargs, solution, options)
-
-
-def report_of(
-    score: Score,
-    kwargs: RewardKwargs,
-    solution: Solution = _NO_SOLUTION,
-    options: RewardOptions = _NO_OPTIONS,
-) -> dict[str, float | str]:
-    """Return the result of `compute_score`, also for a row that it never got.
-
-    Args:
-        score: The reward's result.
-        kwargs: All options, which decide the keys.
-        solution: The conversation that was scored.
-        options: Options of its reward.
-    """
     report = compose(score, solution, options)
     return with_verdicts(report, score) if kwargs.has_rubric else dict(report)
 

@@ -196,6 +196,41 @@ def with_verdicts(report: Mapping[str, float], score: Score) -> dict[str, float 
     return {**report, **{key: json.dumps(value) if value else "" for key, value in values.items()}}
 
 
+def verdicts_of(report: Mapping[str, Any]) -> dict[str, float | list[float]]:
+    """Return the verdicts in a reward function's report by their criteria; {} without any.
+
+    Args:
+        report: The report, of any reward function.
+    """
+    given = _read_json(report.get(VERDICTS))
+    named = given.items() if isinstance(given, dict) else ()
+    return {
+        name: own for name, own in named if _is_number(own) or (isinstance(own, list) and all(map(_is_number, own)))
+    }
+
+
+def turn_values_of(report: Mapping[str, Any]) -> list[float] | None:
+    """Return the part of the reward that each of the solution's texts earned; None: all of it belongs to the whole.
+
+    Args:
+        report: The report, of any reward function.
+    """
+    given = _read_json(report.get(TURN_VALUES))
+    return given if isinstance(given, list) and all(map(_is_number, given)) else None
+
+
+def _read_json(text: Any) -> Any:
+    """Return the value of a text of JSON; None for anything else, since a report's keys are its author's."""
+    try:
+        return json.loads(text) if isinstance(text, str) and text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
+
+
 def plain(value: Any) -> Any:
     """Return a value of Hydra or of a parquet file in Python's own types: containers become dictionaries and lists.
 

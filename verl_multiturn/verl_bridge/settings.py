@@ -94,6 +94,16 @@ def is_our_reward(config: DictConfig, section: str = "reward.custom_reward_funct
     return is_here and OmegaConf.select(config, f"{section}.name") == "compute_score"
 
 
+def has_rubric(config: DictConfig) -> bool:
+    """Return whether the run's reward function is ours, and its reward `rubric` has a judge.
+
+    Args:
+        config: verl's whole configuration, or a part of it.
+    """
+    url = OmegaConf.select(config, "reward.custom_reward_function.reward_kwargs.rubric.url")
+    return url is not None and is_our_reward(config)
+
+
 def estimator_of(config: DictConfig) -> str:
     """Return the name of the configured estimator of advantages."""
     return str(getattr(config.algorithm.adv_estimator, "value", config.algorithm.adv_estimator))

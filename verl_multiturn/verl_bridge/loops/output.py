@@ -18,21 +18,25 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
-from verl_multiturn.chat.parsing.turns import MalformedCall, ToolCall
 from verl_multiturn.config import ASSISTANT, MultiTurnSettings, ScoreSettings
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
 from verl_multiturn.observe.roles import role_of
 from verl_multiturn.records.read.joins import JoinedRow
+from verl_multiturn.rewards.rubric import TRANSCRIPT
+from verl_multiturn.rewards.score import VERDICTS, verdicts_of
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
+from verl_multiturn.rollout.transcript import transcript_of
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
+from verl_multiturn.verl_bridge.loops.told import TurnEnd, ends_of, told_of, values_of_turns
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATS
+from verl_multiturn.verl_bridge.settings import has_rubric
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ class CertifiedOutput(AgentLoopOutput):
     """Reward of the whole for each role that has a row; None: `reward_score`, as it is for all of them."""
     earned: dict[str | None, float] = Field(default={}, exclude=True)
     """Sum of the rewards that an agent gave to single completions, by their role."""
+    ends: list[TurnEnd | None] = Field(default=[], exclude=True)
+    """Where each of the conversation's `assistant_texts` ends; None: in no row, or in one that is not trained."""
     void: bool = Field(default=False, exclude=True)
     """True for a conversation with a void turn; False also when void turns are not looked for."""
 
@@ -94,23 +100,30 @@ class CertifiedOutput(AgentLoopOutput):
         """
         self._read_score()
         output: dict[str, Any] = super().as_dict()
+        output.get("extra_fields", {}).pop(TRANSCRIPT, None)  # the reward has read it
         place = self.stats.get("conversation") or {"row": 0, "rows": 1}
+        report = self.extra_fields.get("reward_extra_info") or {}
+        values = values_of_turns(report, self.ends, self.role)
+        rest = self.outcome and self.outcome - math.fsum(value for _, value in values)
         if "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
             if place["row"] == place["rows"] - 1 if self.is_last is None else self.is_last:
-                output["rm_scores"][-1] = self.outcome
-        for position, reward in self.turn_rewards:
+                output["rm_scores"][-1] = rest
+        own = [(end.position, value) for end, value in values if end.row == place["row"]]
+        for position, reward in [*self.turn_rewards, *own]:
             output["rm_scores"][position] += reward
         conversation = {**place, "score": self.total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
-        reported = numbers_of(self.extra_fields.get("reward_extra_info") or {})
+        reported = numbers_of(report)
         unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
+        if verdicts := verdicts_of(report):
+            output["metrics"][STATS]["verdicts"] = verdicts
         if "speakers" in self.stats and self.is_last:
             output["metrics"][STATS]["role"] = {"score": (self.outcome or 0.0) + self.placed}
         if "session" in self.stats:
-            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": self.outcome}
+            output["metrics"][STATS]["session"] = {**self.stats["session"], "outcome": rest}
         output["rollout_versions"] = torch.tensor(output.pop("versions"), dtype=torch.int64)
         if receipts := output.pop("receipts", b""):
             receipts = as_unrewarded(receipts) if unrewarded else receipts
@@ -171,6 +184,7 @@ def joined_row(key: RowKey, stats: Stats | None, fields: Fields, step: int, vali
         row.role = role_of(stats)
         parts = {**own.get("reported", {})}
         parts |= {ours: own[name] for name, ours in _PARTS.items() if own.get(name) is not None}
+        parts |= {VERDICTS: own[VERDICTS]} if VERDICTS in own else {}
         row.parts = json.dumps(parts)
     return row
 
@@ -200,6 +214,8 @@ class OutputSettings:
     vision: Vision | None
     """Placeholder tokens of the model; None for a model that takes no images."""
     mm_processor_kwargs: dict[str, Any]
+    transcript: bool = False
+    """Whether the reward function is handed the whole conversation in words."""
 
     @classmethod
     def of(cls, config: Any, settings: MultiTurnSettings, model: LoadedModel, vision: Vision | None) -> OutputSettings:
@@ -220,6 +236,7 @@ class OutputSettings:
             final_answer=None if pattern is None else re.compile(pattern),
             vision=vision,
             mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
+            transcript=has_rubric(config),
         )
 
 
@@ -237,7 +254,7 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     """
     rows = outcome.rows
     void = settings.final_answer is not None and outcome.has_void_turn(settings.final_answer)
-    told = _told(outcome, void)
+    told = told_of(outcome, void)
     stats = stats_of(outcome)
     if settings.final_answer is not None:
         stats["void"] = void
@@ -250,10 +267,14 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
         output.role = turns[0]["role"] if turns else None
         outputs.append(output)
     last = outputs[-1]
+    if settings.transcript:
+        last.extra_fields[TRANSCRIPT] = transcript_of(outcome)
+    ends = ends_of(outcome)
     lasts = {output.role: output for output in outputs}
     for output in outputs:
         output.is_last = None if output.role is None else output is lasts[output.role]
         output.outcomes = dict.fromkeys(lasts)
+        output.ends = ends
     last.num_turns = 1 + outcome.sampled_turns + outcome.user_turns
     last.metrics = AgentLoopMetrics(generate_sequences=outcome.generate_s, tool_calls=outcome.tools_s)
     if outcome.session is None:
@@ -292,26 +313,6 @@ def _row_output(row: ConversationRow, settings: OutputSettings, step: int, train
         output.multi_modal_data = {"images": images} if images else {}
         output.mm_processor_kwargs = settings.mm_processor_kwargs
     return output
-
-
-def _told(outcome: Outcome, void: bool) -> dict[str, Any]:
-    """Return the fields of a conversation that reward functions read."""
-    said = [turn.said for turn in outcome.assistant_turns if turn.said is not None and not turn.summary]
-    return {
-        **outcome.extra_fields,
-        "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
-        "user_texts": [reply.text for reply in outcome.replies],
-        "tool_rewards": [call.reward for call in outcome.calls],
-        "stop_reason": str(outcome.stop_reason),
-        "assistant_texts": [turn.content for turn in said],
-        "assistant_calls": [[_call(call) for call in turn.calls] for turn in said],
-        "void": void,
-        "calc_rewards": dict(outcome.calc_rewards),
-        "rendering_differences": [str(difference) for difference in outcome.differences],
-        "call_tools": [call.tool for call in outcome.calls],
-        "call_statuses": [str(call.status) for call in outcome.calls],
-        "tool_metrics": [call.metrics for call in outcome.calls],
-    }
 
 
 def _add_session(outputs: list[CertifiedOutput], outcome: Outcome, session: SessionReport) -> None:
@@ -391,10 +392,3 @@ def _say_unused() -> None:
         "an interaction gives rewards, and they are only reported; set custom.multiturn.interaction_reward.mode to add "
         "or replace to train on them (said once)"
     )
-
-
-def _call(call: ToolCall | MalformedCall) -> dict[str, str]:
-    """Return a call in plain types, for reward functions; a malformed call has no name and its text as arguments."""
-    if isinstance(call, MalformedCall):
-        return {"name": "", "arguments": call.text}
-    return {"name": call.name, "arguments": call.arguments}

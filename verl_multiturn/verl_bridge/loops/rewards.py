@@ -50,7 +50,7 @@ from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
 from verl_multiturn.rewards.contract import require_rewards
 from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
-from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose
+from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, with_verdicts
 from verl_multiturn.verl_bridge.loops.output import OUTAGE, UNJUDGEABLE, CertifiedOutput
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
@@ -76,11 +76,12 @@ class Rewards:
 
     Args:
         outages: The outages that this process knows.
+        has_verdicts: Whether each report of the reward function has verdicts of criteria.
     """
 
-    def __init__(self, outages: Outages) -> None:
+    def __init__(self, outages: Outages, has_verdicts: bool = False) -> None:
         self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
-        self._without_verdict: dict[str, Any] = _OURS
+        self._without_verdict: dict[str, Any] = with_verdicts(_OURS, Score()) if has_verdicts else _OURS
         """The report of a row without a verdict: as the rewards in the box, until another row's keys are known."""
 
     async def score(self, outputs: Sequence[Any], compute: Callable[[], Awaitable[None]]) -> None:

@@ -37,7 +37,7 @@ from verl_multiturn.verl_bridge.loops.output import is_valid
 from verl_multiturn.verl_bridge.loops.recorder import recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import NearRewards, Rewards
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
-from verl_multiturn.verl_bridge.settings import settings_of
+from verl_multiturn.verl_bridge.settings import has_rubric, settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
 from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
 from verl_multiturn.verl_bridge.workers.news import News
@@ -229,7 +229,8 @@ class MultiTurnWorker(_VerlWorker):
     @cached_property
     def _rewards(self) -> Rewards:
         settings = settings_of(self.config.actor_rollout_ref.rollout)
-        return Rewards(Outages(settings.outage, RayKeeper if ray.is_initialized() else None))
+        outages = Outages(settings.outage, RayKeeper if ray.is_initialized() else None)
+        return Rewards(outages, has_rubric(self.config))
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         with during("reward"):

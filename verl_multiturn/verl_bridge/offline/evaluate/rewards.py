@@ -19,7 +19,7 @@ from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, joined_row
 from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards, share_score
 from verl_multiturn.verl_bridge.names import STATS
-from verl_multiturn.verl_bridge.settings import settings_of
+from verl_multiturn.verl_bridge.settings import has_rubric, settings_of
 
 INVALID, UNREWARDED, FAILED = "invalid", "reward_outage", "failed"
 """Causes in the join's column `untrained` for which a conversation has no score that counts."""
@@ -46,7 +46,8 @@ class EvaluationRewards:
             self._local = LocalRewards(config, tokenizer)
         except Exception as error:  # the file of a reward function is its author's code
             raise ConfigError(f"the recipe's reward function cannot be loaded: {describe(error)}; mend it") from None
-        self._rewards = Rewards(Outages(settings_of(config.actor_rollout_ref.rollout).outage))
+        outages = Outages(settings_of(config.actor_rollout_ref.rollout).outage)
+        self._rewards = Rewards(outages, has_rubric(config))
 
     async def judge(
         self, row: Mapping[str, Any], outputs: Sequence[CertifiedOutput], key: RowKey

@@ -1,0 +1,86 @@
+"""`told_of`: the fields of a conversation that reward functions read; `ends_of`: where the texts among them lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from verl_multiturn.errors import RewardContractError
+from verl_multiturn.rewards.score import TURN_VALUES, turn_values_of
+from verl_multiturn.rollout.outcome import Outcome
+from verl_multiturn.rollout.transcript import plain_call, spoken_turns
+
+
+class TurnEnd(NamedTuple):
+    """The end of a turn in a conversation's rows."""
+
+    row: int
+    """Number of the row that has it."""
+    position: int
+    """Its last token, in the row's response."""
+    role: str | None
+    """The speaker; None where there are no roles."""
+
+
+def ends_of(outcome: Outcome) -> list[TurnEnd | None]:
+    """Return where each of the `assistant_texts` ends; None: no row that is trained has its tokens.
+
+    Args:
+        outcome: A conversation that is over.
+    """
+    return [
+        TurnEnd(turn.place, turn.end - 1, turn.role)
+        if outcome.valid and turn.sampled and isinstance(turn.place, int)
+        else None
+        for turn in spoken_turns(outcome)
+    ]
+
+
+def told_of(outcome: Outcome, void: bool) -> dict[str, Any]:
+    """Return the fields of a conversation that reward functions read.
+
+    Args:
+        outcome: A conversation that is over.
+        void: Whether it has a void turn.
+    """
+    said = [turn.said for turn in spoken_turns(outcome) if turn.said is not None]
+    return {
+        **outcome.extra_fields,
+        "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
+        "user_texts": [reply.text for reply in outcome.replies],
+        "tool_rewards": [call.reward for call in outcome.calls],
+        "stop_reason": str(outcome.stop_reason),
+        "assistant_texts": [turn.content for turn in said],
+        "assistant_calls": [[plain_call(call) for call in turn.calls] for turn in said],
+        "void": void,
+        "calc_rewards": dict(outcome.calc_rewards),
+        "rendering_differences": [str(difference) for difference in outcome.differences],
+        "call_tools": [call.tool for call in outcome.calls],
+        "call_statuses": [str(call.status) for call in outcome.calls],
+        "tool_metrics": [call.metrics for call in outcome.calls],
+    }
+
+
+def values_of_turns(
+    report: Mapping[str, Any], ends: Sequence[TurnEnd | None], role: str | None
+) -> list[tuple[TurnEnd, float]]:
+    """Return the parts of a conversation's reward that lie on turns of a role, and not on the last token of all.
+
+    Args:
+        report: The report of the reward function.
+        ends: Those of the conversation, from `ends_of`.
+        role: The role; None where there are no roles.
+
+    Raises:
+        RewardContractError: The report has turn values, and not one for each text.
+    """
+    values = turn_values_of(report)
+    if values is None:
+        return []
+    if len(values) != len(ends):
+        raise RewardContractError(
+            f"the reward function returned {TURN_VALUES} {report[TURN_VALUES]!r}; expected a number for each of the "
+            f"{len(ends)} assistant_texts"
+        )
+    found = zip(ends, values, strict=True)
+    return [(end, value) for end, value in found if end is not None and end.role == role and value]
