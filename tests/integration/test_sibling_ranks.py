@@ -31,10 +31,10 @@ class World:
     """A worker whose siblings write letters: sample `i` one of the quality `i + 1`, after `delays[i]` seconds."""
 
     def __init__(self, tokenizer: Any, folder: Path, options: dict[str, Any], **settings: Any) -> None:
-        from benchmarks.oversample_world import Script, ScriptedClient, ScriptedWorker, _sample
         from omegaconf import OmegaConf
         from verl.workers.rollout.replica import TokenOutput
 
+        from benchmarks.oversample_world import Script, ScriptedClient, ScriptedWorker, _sample
         from verl_multiturn.verl_bridge.loops.rewards import NearRewards
 
         world = self

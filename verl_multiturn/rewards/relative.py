@@ -4,7 +4,7 @@
                                   labels, a ticket                   1/2 where the two orders disagree
 
 The agent-loop worker calls `rank_siblings` when the last sibling has ended, and hands each verdict over in `extra_info`
-(`VERDICT`); `reward` makes it the score. The judge, its criteria and the form of its replies are those of `rubric.py`.
+(`GIVEN`); `reward` makes it the score. The judge, its criteria and the form of its replies are those of `rubric.py`.
 
 Invariants:
 - a sibling's texts are nowhere but within its own JSON string, under a label that it cannot know;
@@ -40,14 +40,16 @@ from verl_multiturn.rewards.score import Score, Solution, after_reasoning
 
 logger = logging.getLogger(__name__)
 
-VERDICT = "group_verdict"
-"""Entry of `extra_info` with the verdict on a sibling, from `rank_siblings` or one of the two below. The agent-loop
-worker sets it for each conversation of a group that is compared, so that nobody else can."""
+GIVEN = "given_verdicts"
+"""Entry of `extra_info` with verdicts that are known, so that the judge is not asked. The agent-loop worker sets it for
+each conversation of a group that is compared: a verdict of `rank_siblings`, or one of the two below. A replay sets it,
+to the recorded `Score.verdicts`."""
 INVALID: Mapping[str, float] = {"invalid": 1.0}
 """Verdict on a conversation that is not trained: it is not compared."""
 DROPPED: Mapping[str, float] = {"dropped": 1.0}
 """Verdict on a conversation whose group is not trained, since a sibling raised: the judge is not asked."""
 _ALONE: Mapping[str, float] = {"alone": 1.0}
+_NO_RANK = {"invalid", "failed", "timed_out"}
 _RANK = ("rank", "rivals", "disagreements")
 
 _SYSTEM = """\
@@ -191,7 +193,7 @@ def read_ranking(said: str, ticket: str, labels: Sequence[str]) -> list[str]:
 async def rank_siblings(
     solutions: Sequence[Solution], ground_truth: Any, options: RubricOptions, seed: int
 ) -> list[Mapping[str, float]]:
-    """Return the verdict on each sibling (`VERDICT`): its rank, or why there is none though the judge is there.
+    """Return the verdict on each sibling for `GIVEN`: its rank, or why there is none though the judge is there.
 
     Args:
         solutions: The conversations of a group that are compared.
@@ -219,28 +221,21 @@ async def rank_siblings(
     return [dict(zip(_RANK, (value, rivals, float(disagreed)), strict=True)) for value, disagreed in pairs]
 
 
-def ranks_in(verdicts: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the verdict on a sibling in recorded verdicts; None where they are of criteria.
-
-    Args:
-        verdicts: `Score.verdicts`.
-    """
-    return {key: float(verdicts[key]) for key in _RANK} if sorted(verdicts) == sorted(_RANK) else None
-
-
 async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) -> Score:
     """Score a conversation by its rank among its siblings, or by the criteria alone where it was not compared.
 
     Args:
-        solution: The conversation; its `extra_info` has the verdict under `VERDICT` where its group was compared.
+        solution: The conversation; its `extra_info` has the verdict under `GIVEN` where its group was
+            compared, or the recorded verdicts.
         ground_truth: See `rubric.reward`.
         options: Options of the reward `rubric`.
 
     Raises:
-        UnjudgedError: Its group is not trained, or it is alone and there are no criteria.
+        UnjudgedError: Its group is not trained, or it is alone and there are no criteria, or the recorded verdicts are
+            of other criteria.
         ConfigError, TimeoutError, WorkerError, OutageError: As `rubric.reward`.
     """
-    given = solution.extra_info.get(VERDICT) if options.relative else None
+    given = solution.extra_info.get(GIVEN)
     if given is None:
         return await rubric.reward(solution, ground_truth, options)
     if "dropped" in given:
@@ -252,9 +247,11 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
             )
         return await rubric.reward(solution, ground_truth, options)
     answered = float(bool(solution.answer.strip()))
-    if (found := ranks_in(given)) is None:
+    if sorted(given) == sorted(_RANK):
+        return Score(float(given["rank"]), format=answered, answered=answered, verdicts=dict(given))
+    if _NO_RANK & given.keys():
         return Score(answered=answered, failed=given.get("failed", 0.0), timed_out=given.get("timed_out", 0.0))
-    return Score(found["rank"], format=answered, answered=answered, verdicts=found)
+    return rubric.score_of_verdicts(solution, given, options)
 
 
 def has_words(solution: Solution) -> bool:

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.describe import show
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.records.json_text import parse_strictly
 from verl_multiturn.rewards.criteria import Criteria, Criterion, criteria_of
 from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient, Question
@@ -103,7 +103,7 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
         shown = [each for each in criteria if each.name in asked]
         question = question_of(conversation_of(solution), shown, turns, ticket, reference)
         grades = await client.ask(question, lambda said: read_grades(said, ticket, shown, turns, last))
-    return _score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
+    return score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
 
 
 def judge_of(options: RubricOptions) -> JudgeClient:
@@ -259,7 +259,7 @@ def _turns_with_words(solution: Solution) -> list[int]:
     return [number for number, (text, called) in enumerate(pairs, 1) if called or after_reasoning(text).strip()]
 
 
-def _score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered: bool) -> Score:
+def score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered: bool) -> Score:
     """Return the mean of the grades by weight, with the part that each turn earned. A turn without a grade has 0."""
     whole = math.fsum(each.weight for each in criteria)
     value, earned = 0.0, [0.0] * last
@@ -283,6 +283,32 @@ def _score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered
         verdicts=verdicts,
         turn_values=tuple(earned) if any(each.turns == "each" for each in criteria) else (),
     )
+
+
+def score_of_verdicts(solution: Solution, verdicts: Mapping[str, Any], options: RubricOptions) -> Score:
+    """Return the score of a conversation by recorded verdicts; the judge is not asked.
+
+    Args:
+        solution: The conversation.
+        verdicts: `Score.verdicts` of its record.
+        options: Options of this reward.
+
+    Raises:
+        ConfigError: There are no criteria.
+        UnjudgedError: The verdicts are of other criteria.
+    """
+    criteria, last = criteria_of(solution.extra_info, options.criteria, row_of(solution)), len(solution.texts)
+    turns = sorted(map(str, range(1, last + 1)))
+    grades: Grades = {}
+    for each in criteria:
+        own = verdicts.get(each.name)
+        listed = own if isinstance(own, Mapping) else {str(last): own}
+        if own is None or sorted(listed) != (turns if each.turns == "each" else [str(last)]):
+            raise UnjudgedError("the recorded verdicts are of other criteria, or of other turns")
+        grades[each.name] = {int(turn): float(grade) for turn, grade in listed.items()}
+    if len(verdicts) > len(criteria):
+        raise UnjudgedError("the recorded verdicts are of more criteria")
+    return score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
 
 
 def reference_of(ground_truth: Any, solution: Solution) -> str | None:

@@ -13,7 +13,7 @@ from tests.ranking_judge import ranking
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards import aclose, compute_score
-from verl_multiturn.rewards.relative import DROPPED, INVALID, VERDICT, Ranking, rank, rank_siblings
+from verl_multiturn.rewards.relative import DROPPED, GIVEN, INVALID, Ranking, rank, rank_siblings
 from verl_multiturn.rewards.rubric import RubricOptions
 from verl_multiturn.rewards.score import Solution
 
@@ -194,7 +194,7 @@ ZERO = {"format": 0.0, "answered": 1.0, "timed_out": 0.0, "failed": 0.0, "outage
     ],
 )
 async def test_a_verdict_becomes_the_score(verdict: dict[str, float], expected: dict[str, float]) -> None:
-    found = await score({VERDICT: verdict}, {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True})
+    found = await score({GIVEN: verdict}, {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True})
     shown = json.loads(found.pop("verdicts") or "{}")
     found.pop("turn_values")
     assert found == {"score": 0.0, "acc": 0.0, **ZERO, **expected}
@@ -206,12 +206,30 @@ async def test_one_that_was_not_compared_is_scored_by_the_criteria_alone() -> No
         return json.dumps({"ticket": asked["ticket"], "grades": {"kind": 0.25}})
 
     with ranking(grades, criteria=[CRITERION]) as (_, options):
-        for extra in ({}, {VERDICT: {"alone": 1.0}}):
+        for extra in ({}, {GIVEN: {"alone": 1.0}}):
             found = await score(extra, options)
             assert found["score"] == 0.25
     with pytest.raises(ConfigError, match="there are no criteria"):
         await score({}, {**options, "criteria": []})
-    not_relative = {**options, "relative": False, "url": "http://127.0.0.1:9/v1"}
-    forged = {VERDICT: {"rank": 1.0, "rivals": 3.0, "disagreements": 0.0}}
-    found = await score(forged, not_relative)
-    assert (found["score"], found["outage"]) == (0.0, 1.0), "the judge is asked, and is not there"
+
+
+EACH = {"name": "clear", "text": "Each turn is clear.", "weight": 3.0, "turns": "each"}
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "value", "unjudgeable"),
+    [
+        ({"kind": 1.0, "clear": {"1": 0.0}}, 0.25, 0.0),
+        ({"kind": 0.0, "clear": {"1": 1.0}}, 0.75, 0.0),
+        ({"kind": 1.0}, 0.0, 1.0),
+        ({"kind": 1.0, "clear": 1.0, "short": 1.0}, 0.0, 1.0),
+        ({"kind": 1.0, "clear": {"1": 1.0, "2": 1.0}}, 0.0, 1.0),
+        ({"kind": {"2": 1.0}, "clear": {"1": 1.0}}, 0.0, 1.0),
+    ],
+)
+async def test_recorded_verdicts_of_criteria_make_the_score_again(
+    verdicts: dict[str, Any], value: float, unjudgeable: float
+) -> None:
+    options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "criteria": [CRITERION, EACH]}
+    found = await score({GIVEN: verdicts}, options)
+    assert (found["score"], found["unjudgeable"], found["outage"]) == (value, unjudgeable, 0.0)
