@@ -164,6 +164,7 @@ def aggregate(stats: Sequence[Stats]) -> dict[str, float]:
     Args:
         stats: A dictionary for each conversation, as `stats_of` returns it. It may have further keys: `score` (given by
             `compute_score`; None when that was not called), `reported` (all numbers that `compute_score` returned),
+            `verdicts` (those of the reward's criteria),
             `tool_score` and `interaction_score` (the sums that the rewards of tools and interactions added to the
             score), `void` (whether a turn is void), `turns` (as `turns_of` returns them for each row, joined), `group`
             (the same for conversations of one prompt), `left_out` (the cause why the trainer has excluded it),
@@ -278,6 +279,9 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
             for key in sorted(reported)
             for name, value in _mean_of_some(f"reward/{key}/mean", reported[key], len(stats)).items()
         },
+        **_named(
+            "reward/verdicts/", _most_frequent([_means(each.get("verdicts", {})) for each in stats], "conversations")
+        ),
         "reward/step/mean": _mean([sum(call.reward for call in of_one) for of_one in calls]),
         "reward/calc/mean": _mean([sum(each["calc_rewards"].values()) for each in stats]),
         **_mean_of("reward/compute_score/mean", stats, "score"),
@@ -285,6 +289,12 @@ def _of_rewards(stats: Sequence[Stats], calls: Sequence[Sequence[CallStats]]) ->
         **_mean_of("reward/interaction/mean", stats, "interaction_score"),
         **_mean_of("reward/completions/mean", stats, "completion_score"),
     }
+
+
+def _means(verdicts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the verdict of each criterion; of one for each turn the mean."""
+    each = {name: list(own.values()) if isinstance(own, dict) else [own] for name, own in verdicts.items()}
+    return {name: _mean(values) for name, values in each.items() if values}
 
 
 def _of_interactions(stats: Sequence[Stats]) -> dict[str, float]:

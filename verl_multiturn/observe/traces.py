@@ -50,6 +50,7 @@ def trace_of(life: Life, decode: Decode | None = None, experiment_name: str | No
         "stop_reason": record["stop_reason"] or None,
         "score": plain(life.score),
         **({"reported": plain(life.reported)} if life.reported else {}),
+        **({"verdicts": plain(life.verdicts)} if life.verdicts else {}),
         **({"calc_rewards": record["calc_rewards"]} if record["calc_rewards"] else {}),
         **({"interaction_score": record["score"]} if record["score"] else {}),
         **({"rewards": rewards} if (rewards := (record["session"] or {}).get("rewards") or record["scores"]) else {}),

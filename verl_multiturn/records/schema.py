@@ -409,6 +409,8 @@ class ConversationLine(_SchemaModel):
     """Entries of `end` in a table."""
     score: Number | None = None
     """Of `score`: the whole reward."""
+    verdicts: dict[str, Number | dict[str, Number]] = {}
+    """Of `score`: the verdict of each criterion of the reward `rubric` by its name, or by the number of the turn."""
 
 
 class Summary(_SchemaModel):
@@ -607,7 +609,8 @@ JOINED = pa.schema(
         ("role", pa.string()),  # whose turns it holds, of proxy.roles or train; null: there are none
         ("score", pa.float64()),  # verl's sum of token-level scores, before KL
         # JSON, an object of numbers: compute_score, tool_score, interaction_score, completion_score as far as the
-        # reward has these parts, and the other numbers that the reward function reported
+        # reward has these parts, and the other numbers that the reward function reported; `verdicts` is an object of
+        # such, as in the line of a score
         ("parts", pa.string()),
         ("otc_factor", pa.float64()),
         # of the scores of the group's valid conversations, with roles of the row's; null: none, or an evaluation

@@ -263,18 +263,18 @@ def score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered:
     """Return the mean of the grades by weight, with the part that each turn earned. A turn without a grade has 0."""
     whole = math.fsum(each.weight for each in criteria)
     value, earned = 0.0, [0.0] * last
-    verdicts: dict[str, float | list[float]] = {}
+    verdicts: dict[str, float | dict[str, float]] = {}
     for each in criteria:
         own, share = grades.get(each.name, {}), each.weight / whole
         if each.turns == "last":
             verdicts[each.name] = own.get(last, 0.0)
             value += share * own.get(last, 0.0)
             continue
-        verdicts[each.name] = listed = [own.get(turn, 0.0) for turn in range(1, last + 1)]
-        for place, grade in enumerate(listed):
-            earned[place] += share * grade / last
+        verdicts[each.name] = {str(turn): own.get(turn, 0.0) for turn in range(1, last + 1)}
+        for turn, grade in own.items():
+            earned[turn - 1] += share * grade / last
     value = min(1.0, value + math.fsum(earned))
-    everything = [grade for own in verdicts.values() for grade in (own if isinstance(own, list) else [own])]
+    everything = [grade for own in verdicts.values() for grade in (own.values() if isinstance(own, dict) else [own])]
     return Score(
         value=value,
         acc=float(bool(everything) and min(everything) == 1.0),

@@ -78,8 +78,9 @@ def after_reasoning(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
-Verdicts = Mapping[str, float | Sequence[float]]
-"""The verdict of each criterion by its name: a number, or of a criterion for each turn a number for each turn."""
+Verdicts = Mapping[str, float | Mapping[str, float]]
+"""The verdict of each criterion by its name: a number, or of a criterion for each turn the numbers by turn, from "1".
+"""
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def with_verdicts(report: Mapping[str, float], score: Score) -> dict[str, float 
     return {**report, **{key: json.dumps(value) if value else "" for key, value in values.items()}}
 
 
-def verdicts_of(report: Mapping[str, Any]) -> dict[str, float | list[float]]:
+def verdicts_of(report: Mapping[str, Any]) -> dict[str, float | dict[str, float]]:
     """Return the verdicts in a reward function's report by their criteria; {} without any.
 
     Args:
@@ -205,7 +206,9 @@ def verdicts_of(report: Mapping[str, Any]) -> dict[str, float | list[float]]:
     given = _read_json(report.get(VERDICTS))
     named = given.items() if isinstance(given, dict) else ()
     return {
-        name: own for name, own in named if _is_number(own) or (isinstance(own, list) and all(map(_is_number, own)))
+        name: own
+        for name, own in named
+        if _is_number(own) or (isinstance(own, dict) and all(map(_is_number, own.values())))
     }
 
 

@@ -104,6 +104,8 @@ class Life:
     """Its whole reward; None where none was computed."""
     reported: dict[str, Any] = field(default_factory=dict)
     """The other numbers of its reward function."""
+    verdicts: dict[str, Any] = field(default_factory=dict)
+    """The verdicts of its reward's criteria (`rewards.score.Verdicts`); {} without any."""
     session: Any = None
     """RL-Insight's session of the conversation; None without it."""
 

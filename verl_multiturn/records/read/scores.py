@@ -93,8 +93,17 @@ class Reward(NamedTuple):
 
 def parts_of(text: str | None) -> dict[str, float]:
     """Return the finite numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
+    return numbers_within(_read(text))
+
+
+def numbers_within(parts: Any) -> dict[str, float]:
+    """Return the same as `parts_of`, of the column's value.
+
+    Args:
+        parts: The value of its JSON; the numbers of an object within it, such as `verdicts`, are `outer/inner`.
+    """
     found: dict[str, float] = {}
-    waiting = [("", _read(text))]  # no recursion: a stranger's may be nested as deep as the reader allows
+    waiting = [("", parts)]  # no recursion: a stranger's may be nested as deep as the reader allows
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, dict):

@@ -68,7 +68,9 @@ class Recorder:
         elif life.status in ("cancelled", "cut"):
             self.writer.cancel({**line, "why": life.status}, None if is_whole else make)
         elif life.score is not None:
-            self.writer.scored({**line, "score": life.score})
+            self.writer.scored(
+                {**line, "score": life.score, **({"verdicts": found} if (found := life.verdicts) else {})}
+            )
 
     def keep(self, life: Life) -> None:
         """Hand over the record of a conversation that ended by itself; again, where the disk has not taken it."""

@@ -13,6 +13,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_multiturn.observe.metrics import numbers_of
+from verl_multiturn.rewards.score import verdicts_of
 from verl_multiturn.rollout.life import Life, LifeListener, current, live
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 
@@ -63,4 +64,5 @@ def note_score(outputs: AgentLoopOutput | list[AgentLoopOutput]) -> None:
     life, last = current(), outputs[-1] if isinstance(outputs, list) and outputs else outputs
     if life is not None and isinstance(last, CertifiedOutput):
         life.score = last.total() if last.is_scored else None
-        life.reported = numbers_of(last.extra_fields.get("reward_extra_info") or {})
+        report = last.extra_fields.get("reward_extra_info") or {}
+        life.reported, life.verdicts = numbers_of(report), verdicts_of(report)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.long.rewards.hacks import rubric_reply
 from tests.long.rewards.hacks.judge_reply import reply
 from tests.long.rewards.parity.judged import judging
 
@@ -32,6 +33,8 @@ def places(reward: str) -> Iterator[dict[str, str]]:
             _make_shop(Path(found["$root"], "shop"))
         if reward == "judge":
             found["$url"] = stack.enter_context(judging(reply))
+        if reward == "rubric":
+            found["$url"] = stack.enter_context(judging(rubric_reply.reply))
         if reward == "reasoning_gym":
             found |= _entries()
         yield found

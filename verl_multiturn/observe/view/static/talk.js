@@ -13,6 +13,8 @@ function Parts({ found }) {
   const parts = joined.map((each) => {
     try { return [each.row, JSON.parse(each.parts || "{}")]; } catch { return [each.row, {}]; }
   });
+  const flat = (values, before = "") => Object.entries(values || {}).flatMap(([name, value]) =>
+    value && typeof value === "object" ? flat(value, `${before}${name}/`) : [[before + name, value]]);
   const entry = (name, value) => html`<tr><th>${visible(name)}</th><td class="number">${typeof value === "object" ? visible(asText(value)) : shortNumber(value, 6)}</td></tr>`;
   const sample = record.sample;
   return html`<div class="columns"><div><h3>reward</h3><table class="plain">
@@ -21,7 +23,7 @@ function Parts({ found }) {
         ${own.advantage !== null && entry(`mean advantage of ${role}`, own.advantage)}</${Fragment}>`)}
       ${joined.map((each) => html`<${Fragment}>${joined.length > 1 && entry(`row ${each.row}: score`, each.score)}
         ${each.otc_factor !== null && entry("OTC factor", each.otc_factor)}</${Fragment}>`)}
-      ${parts.flatMap(([at, values]) => Object.entries(values).map(([name, value]) => entry(parts.length > 1 ? `row ${at}: ${name}` : name, value)))}
+      ${parts.flatMap(([at, values]) => flat(values).map(([name, value]) => entry(parts.length > 1 ? `row ${at}: ${name}` : name, value)))}
       ${Object.entries(record.calc_rewards).map(([name, value]) => entry(`calc_reward of ${name}`, value))}
       ${record.score !== 0 && entry("interaction's score", record.score)}
       ${row.roles ? joined.filter((each) => each.role !== null && each.group_mean !== null).map((each) => entry(`row ${each.row} (${each.role}): group's mean`, each.group_mean))

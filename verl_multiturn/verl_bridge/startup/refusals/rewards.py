@@ -116,9 +116,10 @@ def check_options(run: RunView) -> None:
 def check_judge(run: RunView) -> None:
     """Refuse a judge that the reward workers could not ask: its address is none, or needs a proxy that is none."""
     for section in _our_functions(run):
-        key = f"{section}.reward_kwargs.judge.url"
-        if (url := run.value(key)) is not None:
-            check_address(url, key)
+        for name in ("judge", "rubric"):
+            key = f"{section}.reward_kwargs.{name}.url"
+            if (url := run.value(key)) is not None:
+                check_address(url, key)
 
 
 def _options_of(run: RunView, section: str) -> Mapping[str, Any]:
@@ -153,7 +154,23 @@ def _routes_of_others(section: str) -> RefusalRow:
     )
 
 
+def _grades_turns(run: RunView, section: str) -> bool:
+    criteria = run.value(f"{section}.reward_kwargs.rubric.criteria") or ()
+    return any(OmegaConf.is_dict(each) and each.get("turns") == "each" for each in criteria)
+
+
+def _values_of_turns(section: str) -> RefusalRow:
+    return RefusalRow(
+        f"{section}.reward_kwargs.rubric.criteria",
+        when=lambda run: run.colocated_reward_model if _grades_turns(run, section) else None,
+        why="a criterion is for each turn, and {found} without a resource pool of its own has the rewards computed when "
+        "no row knows its turns any more",
+        remedy="set {found}.enable_resource_pool=True, or turns to last",
+    )
+
+
 REWARDS: list[Check] = [
+    *map(_values_of_turns, _SECTIONS),
     *NEAR,
     *map(_without_function, _SECTIONS),
     *map(_routes_of_others, _SECTIONS),
