@@ -20,6 +20,19 @@ CRITERION = {"name": "kind", "text": "The letter is kind."}
 ROW = {"data_source": "rubric/letters", "reward_model": {"ground_truth": ""}, "extra_info": {"index": 3}}
 
 
+def reward_config(options: dict[str, Any]) -> Any:
+    """Return the part of verl's configuration about rewards, with these options of `rubric`."""
+    from omegaconf import OmegaConf
+
+    function = {"path": "pkg://verl_multiturn.rewards", "name": "compute_score"}
+    reward = {
+        "reward_manager": {"name": "naive", "source": "register"},
+        "custom_reward_function": {**function, "reward_kwargs": {"rubric": options}},
+        "reward_model": {"enable": False},
+    }
+    return OmegaConf.create({"reward": reward})
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
@@ -63,16 +76,9 @@ class World:
         self.rows: dict[str, Any] = {}
         self.worker = Worker(Script(), tokenizer, folder, **{"n": 4, **settings})
         self.worker.llm_client = Client(Script(), tokenizer)
-        function = {"path": "pkg://verl_multiturn.rewards", "name": "compute_score"}
-        reward = {
-            "reward_manager": {"name": "naive", "source": "register"},
-            "custom_reward_function": {**function, "reward_kwargs": {"rubric": options}},
-            "reward_model": {"enable": False},
-        }
-        rollout = {"custom": {"multiturn": {"near_rewards": "all"}}}
         config = self.worker.config
-        OmegaConf.update(config, "reward", reward, force_add=True)
-        OmegaConf.update(config, "actor_rollout_ref.rollout", rollout, force_add=True)
+        OmegaConf.update(config, "actor_rollout_ref.rollout", {"custom": {"multiturn": {"near_rewards": "all"}}})
+        config.reward = reward_config(options).reward
         self.worker.reward_loop_worker_handles = NearRewards.handles(config, tokenizer, ["a far one"])
 
     async def run(self, rows: tuple[int, ...] = (0,), **prompt: Any) -> None:
@@ -248,3 +254,22 @@ async def test_a_cancelled_group_asks_no_more_and_writes_nothing(make: Any, judg
     await asyncio.gather(running, return_exceptions=True)
     assert world.rows == {}
     assert not world.worker._siblings
+
+
+async def test_a_replay_takes_the_recorded_verdicts_and_asks_no_judge(tokenizer: Any) -> None:
+    from tests.integration.trainer_rows import make_output
+    from verl_multiturn.verl_bridge.offline.replay.scores import Scores, UnrepeatableError
+
+    options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True, "criteria": [CRITERION]}
+    scores = Scores(reward_config(options), tokenizer)
+    sample = {"data_source": "rubric/letters", "ground_truth": "", "extra_info": {}, "messages": [], "index": 0}
+
+    async def now(verdicts: dict[str, float]) -> float:
+        return await scores.of({"sample": sample}, [make_output("u", 0, ["A letter.<|im_end|>"])], verdicts)
+
+    assert await now({"rank": 0.625, "rivals": 4.0, "disagreements": 1.0}) == 0.625
+    assert await now({"kind": 0.25}) == 0.25
+    with pytest.raises(UnrepeatableError, match="no verdict of it is recorded"):
+        await now({})
+    with pytest.raises(UnrepeatableError, match="of other criteria"):
+        await now({"short": 1.0})
