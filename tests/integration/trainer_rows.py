@@ -11,8 +11,15 @@ from tests.conftest import ROOT
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
 
 
-def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
-    """Return the output of our agent loop for a conversation with a scripted engine."""
+def make_output(uid: str, session_id: int, turns: list[str], reward: Mapping[str, Any] | None = None) -> Any:
+    """Return the output of our agent loop for a conversation with a scripted engine.
+
+    Args:
+        uid: The group.
+        session_id: Its number there.
+        turns: The text of each turn.
+        reward: The section `reward` of verl's configuration.
+    """
     import asyncio
 
     from omegaconf import OmegaConf
@@ -25,6 +32,7 @@ def make_output(uid: str, session_id: int, turns: list[str]) -> Any:
     from verl_multiturn.verl_bridge.model.loading import LoadedModel
 
     config = make_config(500)
+    OmegaConf.update(config, "reward", reward or {}, force_add=True)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "quickstart" / "model")
     rollout = config.actor_rollout_ref.rollout
     OmegaConf.update(rollout, "multi_turn.tool_config_path", str(ROOT / "tool_configs" / "calculator.yaml"))

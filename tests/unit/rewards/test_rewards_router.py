@@ -46,6 +46,7 @@ ROUTED = {
     "searchR1_hotpotqa": "qa",
     "searchR1_bamboogle": "qa",
     "deepeyes/vstar": "judge",
+    "rubric/essays": "rubric",
     "skyrl_sql": "sql",
     "spider": "sql",
     "bird-dev": "sql",

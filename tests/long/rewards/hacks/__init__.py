@@ -134,6 +134,20 @@ async def _score(task: _Task, answer: Any) -> float:
     return found["score"]
 
 
+def answer_text(task: _Task, answer: Any) -> str | None:
+    """Return an answer as the text of one turn; None for one of several turns or of calls, which is no text.
+
+    Args:
+        task: Its task.
+        answer: The answer, as a file of cases has it.
+    """
+    if isinstance(answer, dict) and {"texts", "calls", "response"} & answer.keys():
+        return None
+    if isinstance(answer, dict) and "whole" in answer:
+        return _text(answer["whole"])
+    return task.wrap.replace("{}", _text(answer))
+
+
 def _text(answer: Any) -> str:
     """Write an answer out: `{text, times}` is a text many times, `{parts}` are several of these."""
     if isinstance(answer, dict):

@@ -163,8 +163,8 @@ def _values_of_turns(section: str) -> RefusalRow:
     return RefusalRow(
         f"{section}.reward_kwargs.rubric.criteria",
         when=lambda run: run.colocated_reward_model if _grades_turns(run, section) else None,
-        why="a criterion is for each turn, and {found} without a resource pool of its own has the rewards computed when "
-        "no row knows its turns any more",
+        why="a criterion is for each turn, and {found} without a resource pool of its own computes the rewards when no "
+        "row knows its turns any more",
         remedy="set {found}.enable_resource_pool=True, or turns to last",
     )
 
