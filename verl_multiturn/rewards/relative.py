@@ -35,8 +35,16 @@ from verl_multiturn.rewards import rubric
 from verl_multiturn.rewards.criteria import KEY, Criterion, criteria_of
 from verl_multiturn.rewards.judge_client import Question
 from verl_multiturn.rewards.resources import shared
-from verl_multiturn.rewards.rubric import RubricOptions, conversation_of, judge_of, read_object, reference_of, row_of
-from verl_multiturn.rewards.score import Score, Solution, after_reasoning
+from verl_multiturn.rewards.rubric import (
+    RubricOptions,
+    conversation_of,
+    judge_of,
+    read_object,
+    reference_of,
+    row_of,
+    turns_with_words,
+)
+from verl_multiturn.rewards.score import Score, Solution
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +109,7 @@ async def rank(solutions: Sequence[Solution], ground_truth: Any, options: Rubric
     common = _common(conversations)
     texts = [json.dumps(each[len(common) :], ensure_ascii=False) for each in conversations]
     is_read = [
-        has_words(solution) and len(text) <= options.sibling_characters
+        bool(turns_with_words(solution)) and len(text) <= options.sibling_characters
         for solution, text in zip(solutions, texts, strict=True)
     ]
     shown = sorted({text for text, read in zip(texts, is_read, strict=True) if read})
@@ -252,11 +260,6 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
     if _NO_RANK & given.keys():
         return Score(answered=answered, failed=given.get("failed", 0.0), timed_out=given.get("timed_out", 0.0))
     return rubric.score_of_verdicts(solution, given, options)
-
-
-def has_words(solution: Solution) -> bool:
-    """Return whether a conversation has a text after its reasoning, or a call, in any turn."""
-    return any(solution.calls) or any(after_reasoning(text).strip() for text in solution.texts)
 
 
 def _criteria_of(solution: Solution, options: RubricOptions) -> Sequence[Criterion]:

@@ -90,7 +90,7 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
     client = shared(("rubric", options), lambda: judge_of(options))
     criteria = criteria_of(solution.extra_info, options.criteria, row_of(solution))
     reference = reference_of(ground_truth, solution)
-    turns = _turns_with_words(solution)
+    turns = turns_with_words(solution)
     last = len(solution.texts)
     asked = {
         each.name: places
@@ -252,7 +252,7 @@ def _said(message: Mapping[str, Any]) -> str:
     return after_reasoning(text).strip() if message.get("role") == "assistant" else text
 
 
-def _turns_with_words(solution: Solution) -> list[int]:
+def turns_with_words(solution: Solution) -> list[int]:
     """Return the numbers of the turns that have a text after their reasoning, or a call."""
     calls = [*map(bool, solution.calls), *[False] * len(solution.texts)]
     pairs = zip(solution.texts, calls, strict=False)
