@@ -77,7 +77,7 @@ class World:
 
         self.rows: dict[str, Any] = {}
         self.worker = Worker(Script(), tokenizer, folder, **{"n": 4, **settings})
-        self.worker.llm_client = Client(Script(), tokenizer)
+        self.worker.llm_client, self.worker.mm_processor_kwargs = Client(Script(), tokenizer), {}
         config = self.worker.config
         OmegaConf.update(config, "actor_rollout_ref.rollout", {"custom": {"multiturn": {"near_rewards": "all"}}})
         config.reward = reward_config(options).reward
