@@ -268,3 +268,31 @@ async def test_a_replay_takes_the_recorded_verdicts_and_asks_no_judge(tokenizer:
         await now({})
     with pytest.raises(UnrepeatableError, match="of other criteria"):
         await now({"short": 1.0})
+
+
+async def test_nothing_of_a_group_is_trained_whose_judge_is_away(tokenizer: Any, monkeypatch: Any) -> None:
+    from tests.integration.test_outages import FakeKeeper, trainer_of
+    from tests.integration.trainer_rows import WritableStore, make_output, put_in_place, step
+    from tests.long.rewards.rubric_rows import trained_tokens
+    from verl_multiturn.calls.outages.process import Outages
+    from verl_multiturn.config import OutageSettings
+    from verl_multiturn.rewards import aclose
+    from verl_multiturn.verl_bridge.loops.rewards import Rewards
+    from verl_multiturn.verl_bridge.workers.sibling_ranks import SiblingRanks
+
+    store = WritableStore()
+    store.kv_list = lambda partition_id: {partition_id: {}}  # type: ignore[attr-defined]
+    put_in_place(store, monkeypatch)
+    options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True, "attempts": 1}
+    ranks = SiblingRanks(reward_config(options), tokenizer)
+    group = [make_output("u", number, [f"Letter {number}.<|im_end|>"]) for number in range(3)]
+    columns = {**ROW, "uid": "u", "global_steps": 1, "index": 0}
+    rewards = Rewards(Outages(OutageSettings(mode="mask")), True)
+    await ranks.compare(rewards, [([output], {**columns, "session_id": n}) for n, output in enumerate(group)], False)
+    await aclose()
+    for number, output in enumerate(group):
+        store.add("u", number, output)
+    assert trained_tokens(store) > 0
+    metrics = step(trainer_of(FakeKeeper(), actor_rollout_ref__rollout__n=3), store.batch())
+    assert trained_tokens(store) == 0
+    assert metrics["rollout/certificate/violations"] == 0
