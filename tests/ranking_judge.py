@@ -22,14 +22,12 @@ class RankingJudge:
             `away`: status 503. `refuses`: status 400 to a question with conversations. A function: its result for the
             question, which is a ranking, or a whole reply as a text.
         asked: The questions, as JSON objects.
-        refused: Number of requests that got no reply.
         hangs_until: The reply to a question waits for it, for 30 seconds at most.
     """
 
     def __init__(self, script: Any = "quality") -> None:
         self.script = script
         self.asked: list[dict[str, Any]] = []
-        self.refused = 0
         self.hangs_until: asyncio.Event | None = None
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self.answer)
@@ -39,7 +37,6 @@ class RankingJudge:
         asked = json.loads((await request.json())["messages"][1]["content"])
         is_ranking = "conversations" in asked
         if self.script == "away" or (self.script == "refuses" and is_ranking):
-            self.refused += 1
             return Response("no", status_code=503 if self.script == "away" else 400, headers={"retry-after": "0"})
         if not is_ranking:  # the control, or a question about one alone
             return _reply(self.script(asked) if callable(self.script) else "I am here.")

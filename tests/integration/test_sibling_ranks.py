@@ -149,14 +149,23 @@ async def test_an_outage_of_the_judge_is_that_of_the_whole_group(make: Any, judg
 
 
 async def test_a_group_is_asked_about_again_when_the_judge_is_there_again(make: Any, judge: Any) -> None:
-    world, judging = make(), judge[0]
-    judging.script = "away"
+    from verl_multiturn.errors import OutageError
+    from verl_multiturn.verl_bridge.workers import sibling_ranks
 
-    async def come_back() -> None:
-        await until(lambda: judging.refused >= 4)
-        judging.script = "quality"
+    ask, tries = sibling_ranks.rank_siblings, []
 
-    await asyncio.gather(world.run(), come_back())
+    async def asked(*arguments: Any) -> Any:
+        tries.append(arguments)
+        try:
+            return await ask(*arguments)
+        except OutageError:
+            judge[0].script = "quality"
+            raise
+
+    judge[0].script, world = "away", make()
+    with mock.patch.object(sibling_ranks, "rank_siblings", asked):
+        await world.run()
+    assert len(tries) == 2
     assert world.scores == {0: 0.0, 1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3), 3: 1.0}
     assert not any(row.stats["unrewarded"] for row in world.rows.values())
 
@@ -260,7 +269,9 @@ async def test_a_replay_takes_the_recorded_verdicts_and_asks_no_judge(tokenizer:
     sample = {"data_source": "rubric/letters", "ground_truth": "", "extra_info": {}, "messages": [], "index": 0}
 
     async def now(verdicts: dict[str, float]) -> float:
-        return await scores.of({"sample": sample}, [make_output("u", 0, ["A letter.<|im_end|>"])], verdicts)
+        return await scores.of(
+            {"sample": sample}, [await asyncio.to_thread(make_output, "u", 0, ["A letter.<|im_end|>"])], verdicts
+        )
 
     assert await now({"rank": 0.625, "rivals": 4.0, "disagreements": 1.0}) == 0.625
     assert await now({"kind": 0.25}) == 0.25
@@ -285,7 +296,7 @@ async def test_nothing_of_a_group_is_trained_whose_judge_is_away(tokenizer: Any,
     put_in_place(store, monkeypatch)
     options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True, "attempts": 1}
     ranks = SiblingRanks(reward_config(options), tokenizer)
-    group = [make_output("u", number, [f"Letter {number}.<|im_end|>"]) for number in range(3)]
+    group = [await asyncio.to_thread(make_output, "u", number, [f"Letter {number}.<|im_end|>"]) for number in range(3)]
     columns = {**ROW, "uid": "u", "global_steps": 1, "index": 0}
     rewards = Rewards(Outages(OutageSettings(mode="mask")), True)
     await ranks.compare(rewards, [([output], {**columns, "session_id": n}) for n, output in enumerate(group)], False)
@@ -293,6 +304,7 @@ async def test_nothing_of_a_group_is_trained_whose_judge_is_away(tokenizer: Any,
     for number, output in enumerate(group):
         store.add("u", number, output)
     assert trained_tokens(store) > 0
-    metrics = step(trainer_of(FakeKeeper(), actor_rollout_ref__rollout__n=3), store.batch())
+    trainer = trainer_of(FakeKeeper(), actor_rollout_ref__rollout__n=3)
+    metrics = await asyncio.to_thread(step, trainer, store.batch())
     assert trained_tokens(store) == 0
     assert metrics["rollout/certificate/violations"] == 0

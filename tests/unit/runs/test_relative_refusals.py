@@ -26,7 +26,8 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     config = compose_run(plan_run("quickstart", out=folder / "out"))
     rubric = {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True, "criteria": [CRITERION]}
     kwargs = {"rubric": rubric, "routes": {"letters": "rubric"}}
-    OmegaConf.update(config, f"{FUNCTION}.reward_kwargs", kwargs, force_add=True)
+    function = {"path": "pkg://verl_multiturn.rewards", "name": "compute_score", "reward_kwargs": kwargs}
+    OmegaConf.update(config, FUNCTION, function, force_add=True)
     OmegaConf.update(config, "trainer.test_freq", 5)
     rows = [
         {"data_source": "gsm8k", "extra_info": {"index": 0}},
@@ -58,7 +59,6 @@ def test_a_run_that_can_rank_is_not_refused(composed: Any) -> None:
     config = copy.deepcopy(composed)
     OmegaConf.update(config, f"{FUNCTION}.reward_kwargs.rubric.relative", False)
     assert not ranks(RunView(config))
-    OmegaConf.update(composed, f"{FUNCTION}.reward_kwargs.rubric.relative", True)
     OmegaConf.update(config, f"{FUNCTION}.path", "own.py")
     OmegaConf.update(config, f"{FUNCTION}.reward_kwargs.rubric.relative", True)
     assert not ranks(RunView(config)), "a function of one's own ranks nobody"
