@@ -22,6 +22,7 @@ from verl_multiturn.observe.show.documents import ShowDocuments, summed
 from verl_multiturn.observe.show.terminal import as_json, clean, print_document
 from verl_multiturn.records.read.joins import JoinedRow, name_of, table_of, write
 from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.schema import ConversationLine
 from verl_multiturn.records.write.records import RecordWriter
 
 EVIL = "</script>\x1b[2J\x07\x9b31m\x00\u202egnp\u2066[red]x[/red]\u200b:smile:\ud83d\U000e0041\x7f"
@@ -332,3 +333,24 @@ def test_a_folder_with_any_part_of_a_run_is_shown(tmp_path: Path, name: str) -> 
     path.parent.mkdir(exist_ok=True)
     path.touch()
     assert Records(tmp_path).require().folders == [tmp_path]
+
+
+def test_the_verdict_of_each_criterion_is_shown(tmp_path: Path) -> None:
+    record = sample_record()
+    writer = RecordWriter(tmp_path, START)
+    line = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
+    verdicts = {"solved": 0.5, "kind": {"1": 1.0, "2": 0.0}}
+    writer.begin(line)
+    writer.keep(lambda: record, line)
+    writer.scored({**line, "score": 0.75, "verdicts": verdicts})
+    writer.close()
+    parts = json.dumps({"compute_score": 0.75, "verdicts": verdicts})
+    row = JoinedRow(record["request_id"], "u", 0, 0, False, 1, score=0.75, parts=parts)
+    write(tmp_path, name_of(False, 1, START), table_of([row]))
+    document = shown(tmp_path).conversation(record["request_id"])
+    text = " ".join(printed(document, 300).split())
+    assert "(compute_score 0.75, verdicts/solved 0.5, verdicts/kind/1 1, verdicts/kind/2 0)" in text
+    assert document["joined"][0]["parts"]["verdicts"] == verdicts
+    (scored,) = [each for each in Records(tmp_path).lines() if each["event"] == "score"]
+    assert scored["verdicts"] == verdicts
+    assert ConversationLine.model_validate(scored).verdicts == verdicts

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_multiturn.describe import printable
-from verl_multiturn.records.read.scores import numbers_within
+from verl_multiturn.records.read.scores import leaves_of
 from verl_multiturn.tools.running.results import CallStatus
 
 _LONGEST = 2_000
@@ -254,7 +254,7 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
 
 def _row(row: Mapping[str, Any]) -> str:
     advantages = row["advantages"] or []
-    parts = ", ".join(f"{name} {_shown(value)}" for name, value in numbers_within(row["parts"]).items())
+    parts = ", ".join(f"{name} {_shown(value)}" for name, value in leaves_of(row["parts"] or {}).items())
     role = "" if row["role"] is None else f", role {row['role']}"
     said = [f"row {row['row']}{role}: score {_shown(row['score'])}" + (f" ({parts})" if parts else "")]
     if row["group_mean"] is not None:

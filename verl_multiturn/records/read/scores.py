@@ -93,24 +93,25 @@ class Reward(NamedTuple):
 
 def parts_of(text: str | None) -> dict[str, float]:
     """Return the finite numbers in the column `parts` by name, those of an object within it as `outer/inner`."""
-    return numbers_within(_read(text))
+    named = leaves_of(_read(text)).items()
+    return {name: number for name, value in named if (number := _finite(value)) is not None}
 
 
-def numbers_within(parts: Any) -> dict[str, float]:
-    """Return the same as `parts_of`, of the column's value.
+def leaves_of(parts: Any) -> dict[str, Any]:
+    """Return the values of the column `parts` by name, those of an object within it, as `verdicts`, as `outer/inner`.
 
     Args:
-        parts: The value of its JSON; the numbers of an object within it, such as `verdicts`, are `outer/inner`.
+        parts: The value of its JSON, also a stranger's; what is in no object has the name "".
     """
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     waiting = [("", parts)]  # no recursion: a stranger's may be nested as deep as the reader allows
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, dict):
             inner = [(f"{name}/{key}" if name else str(key), item) for key, item in value.items()]
             waiting += reversed(inner)
-        elif (number := _finite(value)) is not None:
-            found[name] = number
+        else:
+            found[name] = value
     return found
 
 

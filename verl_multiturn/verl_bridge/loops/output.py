@@ -104,7 +104,7 @@ class CertifiedOutput(AgentLoopOutput):
         place = self.stats.get("conversation") or {"row": 0, "rows": 1}
         report = self.extra_fields.get("reward_extra_info") or {}
         values = values_of_turns(report, self.ends, self.role)
-        rest = self.outcome and self.outcome - math.fsum(value for _, value in values)
+        rest = None if self.outcome is None else self.outcome - math.fsum(value for _, value in values)
         if "rm_scores" in output:
             output["rm_scores"].zero_()  # verl gives every row the score of the last one
             if place["row"] == place["rows"] - 1 if self.is_last is None else self.is_last:
