@@ -148,26 +148,22 @@ async def test_an_outage_of_the_judge_is_that_of_the_whole_group(make: Any, judg
     assert all(row.stats["unrewarded"] and row.report["outage"] == 1.0 for row in world.rows.values())
 
 
-async def test_a_group_is_asked_about_again_when_the_judge_is_there_again(make: Any, judge: Any) -> None:
-    from verl_multiturn.errors import OutageError
-    from verl_multiturn.verl_bridge.workers import sibling_ranks
-
-    ask, tries = sibling_ranks.rank_siblings, []
-
-    async def asked(*arguments: Any) -> Any:
-        tries.append(arguments)
-        try:
-            return await ask(*arguments)
-        except OutageError:
-            judge[0].script = "quality"
-            raise
-
-    judge[0].script, world = "away", make()
-    with mock.patch.object(sibling_ranks, "rank_siblings", asked):
-        await world.run()
-    assert len(tries) == 2
-    assert world.scores == {0: 0.0, 1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3), 3: 1.0}
-    assert not any(row.stats["unrewarded"] for row in world.rows.values())
+async def test_a_group_waits_for_the_end_of_an_outage_and_is_asked_about_again(make: Any, judge: Any) -> None:
+    judge[0].script, world = "away", make(n=2)
+    watch: Any = world.worker._rewards._watch
+    for row in range(20):
+        group = asyncio.create_task(world.run((row,)))
+        await until(lambda: group.done() or watch.is_open)  # noqa: B023  # of this round
+        if watch.is_open:
+            break
+    assert row > 1
+    judge[0].script = "quality"
+    await group
+    last = [world.rows[f"row{row}_{number}_0"] for number in (0, 1)]
+    assert [(each.score, each.stats["unrewarded"]) for each in last] == [(0.0, False), (1.0, False)]
+    earlier = [each for each in world.rows.values() if each not in last]
+    assert len(earlier) == 2 * row
+    assert all(each.score == 0.0 and each.stats["unrewarded"] for each in earlier)
 
 
 async def test_a_judge_without_a_verdict_gives_all_of_them_zero(make: Any, judge: Any) -> None:
