@@ -302,7 +302,7 @@ def score_of_verdicts(solution: Solution, verdicts: Mapping[str, Any], options: 
     grades: Grades = {}
     for each in criteria:
         own = verdicts.get(each.name)
-        listed = own if isinstance(own, Mapping) else {str(last): own}
+        listed: Mapping[str, Any] = own if isinstance(own, Mapping) else {str(last): own}
         if own is None or sorted(listed) != (turns if each.turns == "each" else [str(last)]):
             raise UnjudgedError("the recorded verdicts are of other criteria, or of other turns")
         grades[each.name] = {int(turn): float(grade) for turn, grade in listed.items()}
