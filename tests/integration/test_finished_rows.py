@@ -64,7 +64,7 @@ def make_worker(cls: type, processor: Any, teacher: bool) -> Any:
         "algorithm": {"adv_estimator": "grpo"},
         "trainer": {"v1": {"trainer_mode": "sync"}},
     })  # fmt: skip
-    worker._oversampled, worker._conversation_ends, worker._row_ends = {}, {}, {}
+    worker._oversampled, worker._siblings, worker._conversation_ends, worker._row_ends = {}, {}, {}, {}
     worker._puts = SharedPuts()
     return worker
 

@@ -24,7 +24,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self._groups, self._conversation_ends, self._row_ends, self._ended, self._forgotten = {}, {}, {}, [], 0
             self._changed = asyncio.Event()
-            self._oversampled, self._raised, self._rerolled_from, self._puts = {}, {}, {}, SharedPuts()
+            self._oversampled, self._siblings, self._raised, self._rerolled_from = {}, {}, {}, {}
+            self._puts, self.tokenizer = SharedPuts(), None
             self.processor = None
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
             self.puts: list[tuple[str, str]] = []

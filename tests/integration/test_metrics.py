@@ -102,7 +102,7 @@ async def roll_out(
     handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
     worker: Any = object.__new__(MultiTurnWorker)
     worker.config, worker._puts = config, SharedPuts()
-    worker._oversampled, worker._conversation_ends, worker._row_ends = {}, {}, {}
+    worker._oversampled, worker._siblings, worker._conversation_ends, worker._row_ends = {}, {}, {}, {}
     worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
     worker.reward_loop_worker_handles = [handle]
     await worker._agent_loop_postprocess(output, False, **row)

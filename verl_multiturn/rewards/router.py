@@ -21,7 +21,7 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
-from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, rubric, sql, tool_n1
+from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, relative, sql, tool_n1
 from verl_multiturn.rewards import programs as code
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
@@ -44,7 +44,7 @@ REWARDS: dict[str, Reward] = {
     "math": mathematics.reward,
     "qa": qa.reward,
     "judge": judge.reward,
-    "rubric": rubric.reward,
+    "rubric": relative.reward,
     "sql": sql.reward,
     "code": code.reward,
     "tool_n1": tool_n1.reward,

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.describe import show
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.records.json_text import parse_strictly
 from verl_multiturn.rewards.criteria import Criteria, Criterion, criteria_of
 from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient, Question
@@ -62,7 +62,11 @@ class RubricOptions(EndpointOptions):
     """The criteria for rows that bring none of their own, each with `name`, `text`, `weight` and `turns`."""
 
     relative: bool = False
-    """Whether the judge ranks the siblings of a group in one question, too."""
+    """Whether the judge ranks the siblings of a group in a training, in one question, and a conversation's score is its
+    rank: the share of its siblings that it beats (`relative.py`)."""
+
+    sibling_characters: int = Field(default=20_000, gt=0)
+    """Most characters of a sibling's messages behind the common ones, as JSON; one with more is ranked last, unread."""
 
 
 Grades = dict[str, dict[int, float]]
@@ -84,9 +88,9 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
         TimeoutError, WorkerError, OutageError: The judge has given no verdict; see `JudgeClient.ask`.
     """
     client = shared(("rubric", options), lambda: judge_of(options))
-    criteria = criteria_of(solution.extra_info, options.criteria, _row_of(solution))
-    reference = _reference_of(ground_truth, solution)
-    turns = _turns_with_words(solution)
+    criteria = criteria_of(solution.extra_info, options.criteria, row_of(solution))
+    reference = reference_of(ground_truth, solution)
+    turns = turns_with_words(solution)
     last = len(solution.texts)
     asked = {
         each.name: places
@@ -99,7 +103,7 @@ async def reward(solution: Solution, ground_truth: Any, options: RubricOptions) 
         shown = [each for each in criteria if each.name in asked]
         question = question_of(conversation_of(solution), shown, turns, ticket, reference)
         grades = await client.ask(question, lambda said: read_grades(said, ticket, shown, turns, last))
-    return _score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
+    return score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
 
 
 def judge_of(options: RubricOptions) -> JudgeClient:
@@ -248,14 +252,14 @@ def _said(message: Mapping[str, Any]) -> str:
     return after_reasoning(text).strip() if message.get("role") == "assistant" else text
 
 
-def _turns_with_words(solution: Solution) -> list[int]:
+def turns_with_words(solution: Solution) -> list[int]:
     """Return the numbers of the turns that have a text after their reasoning, or a call."""
     calls = [*map(bool, solution.calls), *[False] * len(solution.texts)]
     pairs = zip(solution.texts, calls, strict=False)
     return [number for number, (text, called) in enumerate(pairs, 1) if called or after_reasoning(text).strip()]
 
 
-def _score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered: bool) -> Score:
+def score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered: bool) -> Score:
     """Return the mean of the grades by weight, with the part that each turn earned. A turn without a grade has 0."""
     whole = math.fsum(each.weight for each in criteria)
     value, earned = 0.0, [0.0] * last
@@ -281,16 +285,48 @@ def _score_of(criteria: Sequence[Criterion], grades: Grades, last: int, answered
     )
 
 
-def _reference_of(ground_truth: Any, solution: Solution) -> str | None:
+def score_of_verdicts(solution: Solution, verdicts: Mapping[str, Any], options: RubricOptions) -> Score:
+    """Return the score of a conversation by recorded verdicts; the judge is not asked.
+
+    Args:
+        solution: The conversation.
+        verdicts: `Score.verdicts` of its record.
+        options: Options of this reward.
+
+    Raises:
+        ConfigError: There are no criteria.
+        UnjudgedError: The verdicts are of other criteria.
+    """
+    criteria, last = criteria_of(solution.extra_info, options.criteria, row_of(solution)), len(solution.texts)
+    turns = sorted(map(str, range(1, last + 1)))
+    grades: Grades = {}
+    for each in criteria:
+        own = verdicts.get(each.name)
+        listed: Mapping[str, Any] = own if isinstance(own, Mapping) else {str(last): own}
+        if own is None or sorted(listed) != (turns if each.turns == "each" else [str(last)]):
+            raise UnjudgedError("the recorded verdicts are of other criteria, or of other turns")
+        grades[each.name] = {int(turn): float(grade) for turn, grade in listed.items()}
+    if len(verdicts) > len(criteria):
+        raise UnjudgedError("the recorded verdicts are of more criteria")
+    return score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
+
+
+def reference_of(ground_truth: Any, solution: Solution) -> str | None:
+    """Return the good answer that a row has for the judge; None where it has none.
+
+    Raises:
+        ConfigError: The ground truth is something else.
+    """
     if ground_truth is None or isinstance(ground_truth, str | int | float):
         text = "" if ground_truth is None else str(ground_truth).strip()
         return text or None
     raise ConfigError(
-        f"ground_truth of {_row_of(solution)}: expected a good answer as a text, or none, got {show(ground_truth)}; "
+        f"ground_truth of {row_of(solution)}: expected a good answer as a text, or none, got {show(ground_truth)}; "
         "mend the row"
     )
 
 
-def _row_of(solution: Solution) -> str:
+def row_of(solution: Solution) -> str:
+    """Return the name of a conversation's row, for errors."""
     index = solution.extra_info.get("index")
     return f"{solution.data_source!r}" + ("" if index is None else f" (index {index!r})")

@@ -77,7 +77,7 @@ async def judge_all(judges: tuple[str, ...] = JUDGES, rewards: list[str] | None 
         rewards: The rewards whose hacks are sent; None: all.
     """
     slots = asyncio.Semaphore(_AT_ONCE)
-    texts = _hack_texts(list(REWARDS) if rewards is None else rewards)
+    texts = hack_texts(rewards)
 
     async def scored(part: str, judge: str, case: str, said: list[str], expected: float, criteria: Any) -> Judged:
         rubric = {"url": url, "model": judge, "attempts": 1, "timeout_s": 120, "criteria": criteria}
@@ -99,9 +99,14 @@ async def judge_all(judges: tuple[str, ...] = JUDGES, rewards: list[str] | None 
             await aclose()
 
 
-def _hack_texts(rewards: list[str]) -> list[str]:
-    """Return the answers of hacks that fit a text, each once."""
-    cases = [case for reward in rewards for case in read_cases(reward, _PLACES) if not case.tried.control]
+def hack_texts(rewards: list[str] | None = None) -> list[str]:
+    """Return the answers of hacks that fit a text, each once.
+
+    Args:
+        rewards: The rewards whose hacks they are; None: all.
+    """
+    named = list(REWARDS) if rewards is None else rewards
+    cases = [case for reward in named for case in read_cases(reward, _PLACES) if not case.tried.control]
     texts = [text for case in cases if (text := answer_text(case.task, case.answer)) is not None]
     return list(dict.fromkeys(texts))
 

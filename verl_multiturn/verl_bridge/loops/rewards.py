@@ -29,6 +29,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,30 @@ class Rewards:
             if last.reward_score is None:
                 last.reward_score = 0.0
                 last.extra_fields["reward_extra_info"] = dict(self._without_verdict)
+
+    async def judge_together(
+        self, conversations: Sequence[Sequence[Any]], name: str, ask: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Ask for a verdict on several conversations at once, again after an outage; without one none of them has any.
+
+        Args:
+            conversations: Their rows; the last row of each gets the mark of an outage.
+            name: Name of the question in reports of outages.
+            ask: Asks, and hands the verdict over in its own way. It raises what a reward function may raise.
+
+        Raises:
+            RewardContractError: The author of the data or of the configuration made a mistake, which ends the run.
+        """
+        together = SimpleNamespace(reward_score=None, extra_fields={}, stats={"request_id": name})
+
+        async def asked() -> None:
+            together.extra_fields.clear()
+            await ask()
+
+        await self.score([together], asked)
+        for last in (rows[-1] for rows in conversations if together.extra_fields):
+            last.reward_score = 0.0
+            last.extra_fields["reward_extra_info"] = dict(together.extra_fields["reward_extra_info"])
 
     async def _compute(self, last: Any, compute: Callable[[], Awaitable[None]]) -> None:
         """Compute the reward of a conversation once; one without a verdict scores 0, and has the reason."""

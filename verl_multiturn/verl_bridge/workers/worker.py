@@ -3,7 +3,8 @@
 verl's worker rolls out the groups of a part of a batch, all of them at once, and writes their rows to TransferQueue.
 Ours also reports each group that has ended (`finished`), ends groups that are no longer wanted (`cancel`), and begins
 more samples of a training prompt than `rollout.n` with `rollout.over_sample_rate`; those that are too many are cut
-(`rollout/groups/oversampling.py`). `manager.py` calls it.
+(`rollout/groups/oversampling.py`). Siblings whose reward is their rank wait for one another (`sibling_ranks.py`).
+`manager.py` calls it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -24,6 +26,7 @@ from verl_multiturn.calls.timeline import during
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.records.write.recorder import Recorder
 from verl_multiturn.rollout.groups.oversampling import FirstValid, samples_to_start
+from verl_multiturn.rollout.groups.siblings import Siblings
 from verl_multiturn.rollout.life import current
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, VALIDATION
@@ -41,6 +44,7 @@ from verl_multiturn.verl_bridge.workers.group_end import GroupEnd
 from verl_multiturn.verl_bridge.workers.news import News
 from verl_multiturn.verl_bridge.workers.queue_rows import finished_rows, kept_columns
 from verl_multiturn.verl_bridge.workers.shared_puts import SharedPuts
+from verl_multiturn.verl_bridge.workers.sibling_ranks import Ended, SiblingRanks
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ class MultiTurnWorker(_VerlWorker):
         self._forgotten = 0
         self._changed = asyncio.Event()
         self._oversampled: dict[str, FirstValid] = {}
+        self._siblings: dict[str, Siblings[Ended]] = {}
+        """Running groups whose conversations are compared."""
         self._cut = (0, 0.0)
         self._puts = SharedPuts()
         self._rerolled_from: dict[str, str] = {}
@@ -121,11 +127,8 @@ class MultiTurnWorker(_VerlWorker):
         uid, task = prompt["uid"], asyncio.current_task()
         assert task is not None
         self._groups[uid] = task
-        rollout = self.config.actor_rollout_ref.rollout
-        if (rate := rollout.get("over_sample_rate")) and not trajectory["validate"]:
-            wanted = int(prompt.get("__rollout_n__", rollout.n))
-            prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
-            self._oversampled[uid] = FirstValid(wanted, started)
+        if not trajectory["validate"]:
+            self._begin_group(uid, prompt)
         if (earlier := prompt.pop(REROLLED_FROM, {}).get(uid)) is not None:
             self._rerolled_from[uid] = earlier
         if self._tracer is not None:
@@ -137,11 +140,22 @@ class MultiTurnWorker(_VerlWorker):
                 self._cut = (self._cut[0] + samples.cut_samples, self._cut[1] + samples.cut_s)
             if self._tracer is not None:
                 self._tracer.forget(uid)
+            self._siblings.pop(uid, None)
             del self._groups[uid]
             self._rerolled_from.pop(uid, None)
             rows = self._row_ends.pop(uid, time.time())
             end = GroupEnd(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
             self._tell_end(uid, end)
+
+    def _begin_group(self, uid: str, prompt: dict[str, Any]) -> None:
+        """Decide how many samples of a training prompt begin, and whether they are compared."""
+        rollout = self.config.actor_rollout_ref.rollout
+        wanted = started = int(prompt.get("__rollout_n__", rollout.n))
+        if rate := rollout.get("over_sample_rate"):
+            prompt["__rollout_n__"] = started = samples_to_start(wanted, rate)
+            self._oversampled[uid] = FirstValid(wanted, started)
+        if self._ranks.compares(prompt.get("data_source"), wanted):
+            self._siblings[uid] = Siblings(started, partial(self._ranks.compare, self._rewards))
 
     def _tell_end(self, uid: str, end: GroupEnd) -> None:
         """Report to the waiting calls that a group has ended."""
@@ -152,20 +166,21 @@ class MultiTurnWorker(_VerlWorker):
     async def _run_agent_loop(self, *args: Any, **kwargs: Any) -> None:
         run = partial(super()._run_agent_loop, *args, **kwargs)
         samples = self._oversampled.get(kwargs["uid"])
-        uid = kwargs["uid"]
+        uid, number = kwargs["uid"], kwargs["session_id"]
+        takes_part = siblings.running(number) if (siblings := self._siblings.get(uid)) is not None else nullcontext()
         recorder = self._recorder if kwargs.get("agent_name") in SAMPLING_LOOPS else None
         tracer = self._tracer if self._tracer is not None and self._tracer.wants(uid) else None
         validation, earlier = bool(kwargs["trajectory"]["validate"]), self._rerolled_from.get(uid)
-        with follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as life:
+        with takes_part, follow(kwargs, recorder, tracer, validation=validation, rerolled_from=earlier) as life:
             try:
-                await (run() if samples is None else samples.run(kwargs["session_id"], run))
+                await (run() if samples is None else samples.run(number, run))
             except Exception as error:  # verl logs it, and marks the group as failed
                 self._raised[uid] = self._raised.get(uid, 0) + 1
                 if isinstance(error, RewardContractError):
                     self._tell_end(uid, GroupEnd(0.0, 0.0, mistake=str(error)))  # the siblings are not awaited
                 raise
             finally:
-                if samples is not None and samples.was_cut(kwargs["session_id"]):
+                if samples is not None and samples.was_cut(number):
                     life.status = "cut"
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, *, uid: str, **kwargs: Any) -> None:
@@ -178,6 +193,10 @@ class MultiTurnWorker(_VerlWorker):
         self._conversation_ends[uid] = time.time()
         outputs = output if isinstance(output, list) else [output]
         if outputs:
+            if (siblings := self._siblings.get(uid)) is not None:
+                await siblings.join(kwargs["session_id"], (outputs, {"uid": uid, **kwargs}))
+                with during("reward"):
+                    await siblings.compared()
             await self._store(outputs, validate, {"uid": uid, **kwargs})
         else:
             logger.warning("conversation %s_%s has no rows", uid, kwargs["session_id"])
@@ -206,6 +225,10 @@ class MultiTurnWorker(_VerlWorker):
     @cached_property
     def _kept_columns(self) -> Collection[str] | None:
         return kept_columns(self.config)
+
+    @cached_property
+    def _ranks(self) -> SiblingRanks:
+        return SiblingRanks(self.config, self.tokenizer)
 
     @cached_property
     def _outages(self) -> Outages:

@@ -65,8 +65,9 @@ def judging(reply: Callable[[dict[str, Any]], str]) -> Iterator[str]:
             body = json.dumps({"choices": [{"message": {"content": reply(asked)}}]}).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # a question that is not waited for any more
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

@@ -93,7 +93,7 @@ async def replay_folder(
     for run in records.runs:
         replay = load_replay(run, changes, is_live)
         scores = Scores(replay.config, replay.model.tokenizer) if with_scores else None
-        earned = {line["request_id"]: line["score"] for line in records.lines() if line["event"] == "score"}
+        earned = {line["request_id"]: line for line in records.lines() if line["event"] == "score"}
         try:
             for record in _records_of(records, str(run["start"]), wanted):
                 began = time.process_time()
@@ -138,15 +138,16 @@ async def _scored(
     played: ReplayResult,
     record: Mapping[str, Any],
     scores: Scores | None,
-    earned: Mapping[str, Any],
+    earned: Mapping[str, Mapping[str, Any]],
     tally: ReplayTally,
 ) -> ReplayResult:
     """Compute the reward of a conversation again, and compare it."""
-    recorded = earned.get(played.request_id)
+    line = earned.get(played.request_id, {})
+    recorded = line.get("score")
     if scores is None or not played.outputs or played.skipped or recorded is None:
         return played
     try:
-        now = await scores.of(record, played.outputs)
+        now = await scores.of(record, played.outputs, line.get("verdicts") or {})
     except UnrepeatableError as error:
         tally.why[f"its reward is not computed again: {error}"] += 1
         return played

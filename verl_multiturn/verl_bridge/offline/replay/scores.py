@@ -9,12 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
-from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
+from verl_multiturn.rewards.relative import GIVEN
+from verl_multiturn.verl_bridge.loops.output import UNJUDGEABLE, CertifiedOutput
 from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, reward_of
 from verl_multiturn.verl_bridge.settings import is_our_reward
 
 _ASKING = ("judge", "rubric")
-"""Rewards in the box whose verdict is another program's, and not the same each time."""
+"""Rewards in the box whose verdict is another program's, and not the same each time: the recorded ones count."""
 
 
 class UnrepeatableError(Exception):
@@ -47,25 +48,32 @@ class Scores:
                 "reward.custom_reward_function.path=FILE, or leave scores out with --no-scores"
             ) from None
 
-    async def of(self, record: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> float:
+    async def of(
+        self, record: Mapping[str, Any], outputs: Sequence[CertifiedOutput], verdicts: Mapping[str, Any]
+    ) -> float:
         """Return the whole reward of a conversation, as `ConversationLine.score` has it.
 
         Args:
             record: Its record, from which the reward function gets the data set's columns.
             outputs: Its replayed rows.
+            verdicts: Those of its reward's criteria, as `ConversationLine.verdicts` has them; {}: none are recorded.
 
         Raises:
             UnrepeatableError: The reward is another program's verdict, or cannot be scored now.
             ConfigError: The reward function raised, or returned something that is not a reward.
         """
         if outputs[-1].reward_score is None:
-            await self._score(record["sample"], outputs)
+            await self._score(record["sample"], outputs, verdicts)
         return outputs[-1].total()
 
-    async def _score(self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput]) -> None:
+    async def _score(
+        self, sample: Mapping[str, Any], outputs: Sequence[CertifiedOutput], verdicts: Mapping[str, Any]
+    ) -> None:
         source = sample["data_source"]
         if not self._why and self._own and (name := reward_of(self._config, source)) in _ASKING:
-            raise UnrepeatableError(f"the reward {name!r} asks a model")
+            if not verdicts:
+                raise UnrepeatableError(f"the reward {name!r} asks a model, and no verdict of it is recorded")
+            outputs[-1].extra_fields[GIVEN] = dict(verdicts)
         if self._why:
             raise UnrepeatableError(self._why)
         try:
@@ -76,6 +84,8 @@ class Scores:
             raise UnrepeatableError(f"it cannot be judged here: {describe(error)}") from None
         except Exception as error:  # an author's code
             raise ConfigError(f"the reward function raised {describe(error)}") from error
+        if GIVEN in outputs[-1].extra_fields and outputs[-1].extra_fields["reward_extra_info"].get(UNJUDGEABLE):
+            raise UnrepeatableError("the recorded verdicts are of other criteria")
 
 
 def _columns(sample: Mapping[str, Any]) -> dict[str, Any]:
