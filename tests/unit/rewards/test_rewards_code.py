@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.idle_loop import hold_up
 from tests.scoring import NO_ANSWER, OUTAGE, RIGHT, TIMED_OUT, UNJUDGEABLE, WRONG, Numbers, block, children, score
 from verl_multiturn import ConfigError
 from verl_multiturn.rewards import aclose
-from verl_multiturn.rewards.programs import same_output, unfit_tests
+from verl_multiturn.rewards.programs import same_output
 from verl_multiturn.verdicts.program_cells import decode, encode
 
 pytestmark = pytest.mark.slow
@@ -252,50 +252,6 @@ async def test_calls_of_a_function_by_its_name() -> None:
     assert await score("apps", block(method), tests) == RIGHT
     assert await score("apps", block(method.replace("[0, 1]", "[1, 0]")), tests) == WRONG
     assert await score("apps", block("def two_sum(*a): return True"), tests) == WRONG
-
-
-def largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest size that fits, by bisection."""
-    low, high = 1, 1 << 14
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-@pytest.mark.parametrize(
-    ("program", "given", "value", "beyond"),
-    [
-        ("def f(x): return 1", [7], 1, UNJUDGEABLE),
-        ("def f(x): return [7] * x", None, [7], WRONG),
-        ("def f(x): return '\\\\' * x", None, "\\", WRONG),
-    ],
-    ids=["arguments", "value", "value that is written twice as long"],
-)
-async def test_a_call_fits_exactly_as_long_as_a_right_program_is_found_right(
-    program: str, given: Any, value: Any, beyond: Numbers
-) -> None:
-    def call(size: int) -> dict[str, Any]:
-        arguments = size if given is None else given * size
-        return {"fn_name": "f", "inputs": [[arguments]], "outputs": [value if given else value * size]}
-
-    size = largest(lambda size: not unfit_tests(call(size), "apps"))
-    assert await score("apps", block(program), call(size)) == RIGHT
-    assert await score("apps", block(program), call(size + 1)) == beyond
-
-
-def test_other_tests_that_cannot_be_run_are_named_too() -> None:
-    assert unfit_tests({"inputs": ["1", "2"], "outputs": ["1", "x" * 4_000_001]}, "taco") == {
-        1: "an output that is too long"
-    }
-    long = "assert f(1) #" + "x" * 200_000
-    assert unfit_tests({"assert_case": [long, "assert f(1)"]}, "mbpp") == {0: "code that is too long"}
-    deep: list[Any] = []
-    for _ in range(120):
-        deep = [deep]
-    assert list(unfit_tests({"fn_name": "f", "inputs": [[deep], [1]], "outputs": [1, 1]}, "apps")) == [0]
-    with pytest.raises(ConfigError, match="no tests"):
-        unfit_tests("{", "taco")
 
 
 async def test_whole_numbers_of_calls_are_compared_exactly() -> None:
