@@ -64,5 +64,6 @@ def test_four_steps_with_two_resets_and_a_resume(tmp_path: Path) -> None:
     for step in (4, 5):
         assert (resumed[step][f"{PREFIX}step"], resumed[step][f"{PREFIX}reset"]) == (2, 0)
         assert resumed[step][f"{PREFIX}kl"] > 1e-5
+    assert third.samefile(second)  # written over, with the reference that the resumed start has
     starts = sorted(run["reference_step"] for run in Records(out).runs)
     assert starts == [0, 2]
