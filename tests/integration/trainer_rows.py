@@ -190,7 +190,7 @@ def make_trainer(mode: str = "sync", use_critic: bool = False, **changes: Any) -
     ours, verls = get_trainer_cls(f"multiturn_{mode}").__bases__
     assert verls is get_trainer_cls(mode)
     base = base_of(verls)
-    base.use_critic = use_critic  # type: ignore[attr-defined]
+    base.use_critic, base.use_reference_policy = use_critic, False  # type: ignore[attr-defined]
     trainer = type("Trainer", (ours, base), {"mode": mode})(make_config(mode, **changes))
     assert trainer.config.trainer.v1.trainer_mode == mode  # verl knows no other name
     trainer.agent_loop_manager = None

@@ -34,7 +34,8 @@ def train(out: Path, steps: int, *words: str) -> dict[int, dict[str, float]]:
     environment = {**os.environ, "VERL_PLATFORM": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = max(out.glob("metrics*.jsonl"), key=lambda path: path.stat().st_mtime)  # a start that resumes has its own
+    lines = [json.loads(line) for line in last.read_text(encoding="utf-8").splitlines()]
     return {line["step"]: line["data"] for line in lines if f"{PREFIX}step" in line["data"]}
 
 
@@ -63,5 +64,6 @@ def test_four_steps_with_two_resets_and_a_resume(tmp_path: Path) -> None:
     for step in (4, 5):
         assert (resumed[step][f"{PREFIX}step"], resumed[step][f"{PREFIX}reset"]) == (2, 0)
         assert resumed[step][f"{PREFIX}kl"] > 1e-5
+    assert third.samefile(second)  # written over, with the reference that the resumed start has
     starts = sorted(run["reference_step"] for run in Records(out).runs)
     assert starts == [0, 2]

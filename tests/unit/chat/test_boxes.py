@@ -74,7 +74,7 @@ def test_a_text_that_goes_on_keeps_its_box_and_the_reward_reads_it(parts: list[s
 
 
 class Stopping:
-    """An engine that writes one text, and stops as SGLang does: at an end token, or where new text has a pattern."""
+    """An engine that writes one text, and stops as SGLang does: at an end token, or at a pattern in its new text."""
 
     def __init__(self, said: Sequence[int], tokenizer: Pieces, start: int = 1) -> None:
         self.said, self.tokenizer, self.start = list(said), tokenizer, start
