@@ -89,9 +89,8 @@ def turn_loss(
     limits = config.clip_ratio_low, config.clip_ratio_high
     below, above = (config.clip_ratio if limit is None else limit for limit in limits)
     log_prob = torch.where(trained, log_prob, 0.0)
-    change = log_prob - torch.where(trained, old_log_prob, 0.0)
-    of_turn = turn_means(change.detach(), trained)
-    ratio = (of_turn + (log_prob - log_prob.detach())).clamp(max=_LARGEST_LOG_RATIO).exp()
+    change = log_prob.detach() - old_log_prob
+    ratio = (turn_means(change, trained) + (log_prob - log_prob.detach())).clamp(max=_LARGEST_LOG_RATIO).exp()
     free, bounded = advantages * ratio, advantages * ratio.clamp(1 - below, 1 + above)
     losses = -torch.minimum(free, bounded)
     if rollout_is_weights is not None:
@@ -100,7 +99,7 @@ def turn_loss(
     loss = agg_loss(losses, trained, loss_agg_mode, **config.global_batch_info)
     metrics = {
         "actor/pg_clipfrac": masked_mean((bounded < free).float(), trained).item(),
-        "actor/ppo_kl": masked_mean(-change.detach(), trained).item(),
+        "actor/ppo_kl": masked_mean(-change, trained).item(),
         "actor/pg_clipfrac_lower": 0.0,
     }
     return loss, metrics
