@@ -67,7 +67,8 @@ async def run(forests: int, folder: Path) -> dict[str, Any]:
     for seed in range(forests):
         mode, rows = settings[seed % len(settings)], random_rows(seed)
         loss = loss_of(config := teaching(**mode), loss_agg_mode=AGGREGATIONS[seed % 3])
-        flags: dict[str, Any] = {"micro_batch_size_per_gpu": 1 + seed % 4, "calculate_entropy": False}
+        size = len(rows) if seed % 2 else 1
+        flags: dict[str, Any] = {"micro_batch_size_per_gpu": size, "calculate_entropy": False}
         if DISTILLATION_SETTINGS_REGISTRY[mode["loss_mode"]].use_topk:
             flags |= {"distillation_use_topk": True, "distillation_only": not mode["use_policy_gradient"]}
         worker, before = worker_of(config, same), len(same.asked)
