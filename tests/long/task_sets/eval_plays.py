@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.conftest import ROOT
-from tests.recipe_scripts import script
+from tests.recipe_scripts import RECIPES, script
 
 _PLAYED = 10
 
@@ -61,10 +61,9 @@ def shell_tasks_played() -> dict[str, Any]:
     """Return the rewards of made tasks in workspaces: each one's solution, and its untouched tree."""
     from verl_multiturn.harnesses.harbor.tasks.check import check_folders
 
-    made = script("terminal", "made_tasks")
-    with mock.patch.dict(sys.modules, {"made_tasks": made}):
-        terminal = script("terminal")
-    bash = terminal.bash_of(ROOT / "recipes" / "terminal" / "tools.yaml")
+    with mock.patch.object(sys, "path", [str(RECIPES / "terminal"), *sys.path]):
+        made, terminal = importlib.import_module("made_tasks"), script("terminal")
+    bash = terminal.bash_of(RECIPES / "terminal" / "tools.yaml")
     with tempfile.TemporaryDirectory(prefix="verl-multiturn-eval-sets-") as folder:
         folders = made.write_tasks(Path(folder), made.draw_tasks(_PLAYED, 0))
         good, refused = asyncio.run(check_folders(folders, bash.workspaces, []))

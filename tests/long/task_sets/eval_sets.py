@@ -20,6 +20,7 @@ The last line is one JSON object:
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 from verl_multiturn.evaluation.benchmarks.protocol import benchmarks, cells, differing, read_protocol
 from verl_multiturn.rewards import aclose, compute_score
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "benchmarks" / "single_turn"
 # Limits that no busy machine reaches: a late verdict is no verdict on a solution.
-_LIMITS = {"math": {"timeout_s": 120}, "code": {"timeout_s": 120, "total_timeout_s": 3600, "memory_mb": 1024}}
+_LIMITS = {"math": {"timeout_s": 120}, "code": {"timeout_s": 120, "total_timeout_s": 3600}}
 _AT_ONCE = 4
 
 
@@ -47,6 +50,14 @@ def module(name: str) -> ModuleType:
     return found
 
 
+@functools.cache
+def reward_kwargs() -> dict[str, Any]:
+    """Return the options of the rewards, as the recipe has them, with `_LIMITS`."""
+    config = yaml.safe_load((FOLDER / "config.yaml").read_text(encoding="utf-8"))
+    own = config["reward"]["custom_reward_function"]["reward_kwargs"]
+    return {name: {**own.get(name, {}), **limits} for name, limits in _LIMITS.items()}
+
+
 async def scores(rows: Sequence[Mapping[str, Any]], said: Sequence[str]) -> list[float]:
     """Return the reward of an answer to each row."""
     gate = asyncio.Semaphore(_AT_ONCE)
@@ -55,7 +66,7 @@ async def scores(rows: Sequence[Mapping[str, Any]], said: Sequence[str]) -> list
         async with gate:
             extra = {**row["extra_info"], "assistant_texts": [text]}
             truth = row["reward_model"]["ground_truth"]
-            found = await compute_score(row["data_source"], text, truth, extra, **_LIMITS)
+            found = await compute_score(row["data_source"], text, truth, extra, **reward_kwargs())
         assert (found["failed"], found["timed_out"]) == (0.0, 0.0), (row["data_source"], text[:200])
         return found["score"]
 
