@@ -1,4 +1,4 @@
-"""The task of `benchmarks.reflection`: sums and differences of three digits, and a user who only reports a wrong answer.
+"""The task of `benchmarks.reflection`: sums of three digits, and a user who only reports a wrong answer.
 
     user:   State the final answer to the following arithmetic problem: 3 - 8 + 2 =
     model:  Answer: -4
