@@ -30,7 +30,7 @@ from tiny_model import suffix_logits  # noqa: E402
 START = 0.3
 BEGINNING = RECIPES / "quickstart" / "model"
 FIGURES = "start.json"
-_BATCH, _LEARNING_RATE, _MOST_UPDATES, _MEASURED_EVERY = 32, 1e-3, 6000, 50
+_BATCH, _LEARNING_RATE, _MOST_UPDATES, _MEASURED_EVERY = 32, 2e-3, 6000, 50
 _ENTRIES, _MEASURED = 3000, 256
 # The seeds of the runs' rows are smaller.
 _SEED = 10_000_000
