@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.long.rewards import reward_hacks
+from tests.long.rewards import reward_hacks, rubric_judges
 from tests.long.rewards.hacks import Tried, read_cases
 from verl_multiturn.rewards.router import REWARDS
 
@@ -70,3 +70,19 @@ def test_what_counts_as_a_fault() -> None:
     assert (summary["tried"], summary["paid"], summary["kinds"]) == (4, 2, {"qa": 2})
     assert (summary["right"], summary["right_unpaid"], summary["faults"]) == (2, 1, 5)
     assert summary["looseness"] == {"Library": ["loose"], "Other": ["loose"]}
+
+
+@pytest.mark.parametrize(
+    ("judges", "rewards"),
+    [
+        (("strict", "obeys", "echo"), ["tool_n1"]),
+        pytest.param(rubric_judges.JUDGES, None, marks=pytest.mark.long),
+    ],
+)
+async def test_no_text_earns_from_a_scripted_judge(judges: tuple[str, ...], rewards: list[str] | None) -> None:
+    found = await rubric_judges.judge_all(judges, rewards)
+    assert rubric_judges.faults(found) == []
+    assert len({each.case for each in found if each.part == "texts"}) > 20
+    assert [each.score for each in found if each.judge == "strict" and each.part == "literal"] == [
+        0.875, 0.75, 0.75, 0.25, 0.0, 0.0, 0.125
+    ]  # fmt: skip

@@ -104,6 +104,6 @@ def _exact(question: dict[str, Any]) -> Callable[[str, str], float]:
     def grade(name: str, text: str) -> float:
         if name == POLITE:
             return float("please" in text)
-        return float(text.strip().lower() == question["reference"].strip().lower())
+        return float(text.strip().lower() == str(question.get("reference", "")).strip().lower())
 
     return grade
