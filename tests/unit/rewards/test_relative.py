@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.long.rewards.rubric_siblings import rank_all
-from tests.ranking_judge import ranking
+from tests.ranking_judge import quality, ranking
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards import aclose, compute_score
@@ -67,9 +67,18 @@ async def test_the_seed_decides_order_and_labels() -> None:
     questions = []
     for seed in (1, 1, 2):
         with ranking() as (judge, options):
-            await ranked(siblings(1, 2, 3, 4, 5, 6), options, seed)
+            await ranked(siblings(6, 5, 4, 3, 2, 1), options, seed)
         questions.append(sorted(json.dumps(asked["conversations"]) for asked in judge.asked))
     assert questions[0] == questions[1] != questions[2]
+    first = next(found for found in questions[0] if "fda9" in found)
+    assert [(label, quality(text)) for label, text in json.loads(first).items()] == [
+        ("fda9", 3.0),
+        ("e623", 4.0),
+        ("f1ca", 6.0),
+        ("c25c", 1.0),
+        ("6b7f", 5.0),
+        ("300e", 2.0),
+    ], "in every process"
 
 
 async def test_siblings_in_another_order_have_the_same_values() -> None:
