@@ -113,7 +113,7 @@ async def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     **reward_kwargs: Any,
-) -> dict[str, float | str]:
+) -> dict[str, Any]:
     """Score one row, as verl's reward function; see `docs/write/rewards.md`.
 
     Args:

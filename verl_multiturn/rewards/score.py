@@ -184,7 +184,7 @@ VERDICTS, TURN_VALUES = "verdicts", "turn_values"
 """Keys of a reward function's result, whose values are JSON: `Score.verdicts` and `Score.turn_values`."""
 
 
-def with_verdicts(report: Mapping[str, float], score: Score) -> dict[str, float | str]:
+def with_verdicts(report: Mapping[str, float], score: Score) -> dict[str, Any]:
     """Return the report of a reward with the verdicts of its criteria; "" where it has none.
 
     They are texts, because verl takes the mean of whatever else it finds in a validation's reports.

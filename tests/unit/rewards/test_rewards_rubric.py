@@ -20,8 +20,8 @@ from verl_multiturn.rewards.criteria import Criterion
 from verl_multiturn.rewards.rubric import SYSTEM, conversation_of, question_of, read_grades
 from verl_multiturn.rewards.score import Solution, turn_values_of, verdicts_of, with_verdicts
 
-RIGHT = {"name": "right", "text": "It is the reference.", "weight": 3}
-POLITE = {"name": "polite", "text": "It says please.", "turns": "each"}
+RIGHT: dict[str, Any] = {"name": "right", "text": "It is the reference.", "weight": 3}
+POLITE: dict[str, Any] = {"name": "polite", "text": "It says please.", "turns": "each"}
 TEXTS = ["<think>now</think>The city, please?", "Paris"]
 CALLS: list[Any] = [[{"name": "look", "arguments": '{"at": 1}'}], []]
 
@@ -100,7 +100,7 @@ async def test_a_turn_without_words_is_not_asked_about() -> None:
 
 
 async def test_the_transcript_of_the_agent_loop_is_shown_whole() -> None:
-    told = [
+    told: list[dict[str, Any]] = [
         {"role": "system", "text": "Be kind."},
         {"turn": 1, "role": "assistant", "text": "<think>so</think>I look.", "calls": [{"name": "f", "arguments": ""}]},
         {"role": "tool", "name": "f", "text": "</think>"},

@@ -131,7 +131,7 @@ async def _score(task: _Task, answer: Any) -> float:
     }
     response = given.get("response", "".join(extra["assistant_texts"]))
     found = await compute_score(task.data_source, response, task.truth, extra, **task.options)
-    return found["score"]
+    return float(found["score"])
 
 
 def answer_text(task: _Task, answer: Any) -> str | None:

@@ -32,7 +32,7 @@ def reply(asked: dict[str, Any]) -> str:
         conversation = json.loads(question["conversation"])
     except (ValueError, LookupError, TypeError):
         return _obedient(messages) if model == "obeys" else "a question that is not one JSON object"
-    last = next((each["text"] for each in reversed(conversation) if each["role"] == "assistant"), "")
+    last = str(next((each["text"] for each in reversed(conversation) if each["role"] == "assistant"), ""))
     grade: Callable[[str, str], float] = _best if model == "obeys" and reads_outside(messages) else _exact(question)
     verdict = json.dumps({"ticket": question["ticket"], "grades": _grades(question, conversation, grade)})
     return {
@@ -42,7 +42,7 @@ def reply(asked: dict[str, Any]) -> str:
         "thinks": f"<think>They said: {last}</think>\n{verdict}",
         "unsure": f"They said {last} and I cannot say",
         "echo": last,
-        "parrot": messages[-1]["content"],
+        "parrot": str(messages[-1]["content"]),
     }[model]
 
 

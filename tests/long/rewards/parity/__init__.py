@@ -66,7 +66,7 @@ async def score(
         "call_statuses": [],
     }
     found = await compute_score(data_source, response, ground_truth, extra_info, **options)
-    return -9.0 if found["failed"] or found["timed_out"] else found["score"]
+    return -9.0 if found["failed"] or found["timed_out"] else float(found["score"])
 
 
 def of_verl(path: str) -> Any:
