@@ -234,7 +234,7 @@ class _EvaluationRun:
         }
         told = plans.begin(job.out, told)
         trainer = SimpleNamespace(config=config, tokenizer=model.tokenizer)
-        made = run_file_of(trainer, self._start, time.time(), None, schemas)
+        made = run_file_of(trainer, self._start, time.time(), None, schemas=schemas)
         made["settings"] |= {"evaluation": told}
         run_file.write_whole(run_file.path_of(self._records, self._start), line_of(made).decode())
 
