@@ -56,7 +56,7 @@ async def replays(config: Any, row: dict[str, Any], output: Any) -> None:
 
     sample = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"], "index": 7}
     sample |= {"extra_info": row["extra_info"], "messages": row["raw_prompt"]}
-    assert await Scores(config, tokenizer()).of({"sample": sample}, [output]) == 1.0
+    assert await Scores(config, tokenizer()).of({"sample": sample}, [output], {}) == 1.0
 
 
 @pytest.mark.parametrize("ask", [trains, evaluates, replays])

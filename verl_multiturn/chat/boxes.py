@@ -8,7 +8,7 @@ A box counts by the rules of the reward for mathematics (`rewards/answers.py`, `
 | text | is it an answer |
 |---|---|
 | `\boxed{\frac{1}{2}}`, `\boxed{\{1\}}` | yes: braces are balanced, and one behind a backslash is text |
-| `\boxed{}`, `\boxed{ }` | no: it repeats the task's words |
+| `\boxed{}`, `\boxed{ }`, `\boxed{\boxed{}}` | no: it repeats the task's words |
 | `\boxed 5`, `\boxed {5}`, `\fbox{5}` | no |
 | `\boxed{6 \boxed{5}` | no: the first one is open, and takes in the rest of its line |
 | a box in a ```` ```python ```` block, also in one that is not closed | no: it is code |
@@ -90,7 +90,14 @@ def _closes(text: str, at: int, end: int, number: int, opened: list[_Brace]) -> 
                 opened.append(_Brace(at + 1, None))
             elif text[at] == "}" and (brace := opened.pop()).line is not None:
                 is_inner = any(outer.line == brace.line for outer in opened)
-                if not is_inner and text[brace.start : at].strip():
+                if not is_inner and _is_answer(text[brace.start : at]):
                     return at + 1
             at += 1
     return None
+
+
+def _is_answer(held: str) -> bool:
+    """Return whether the text that a box holds is an answer: not where it is empty, or holds empty boxes alone."""
+    while (held := held.strip()).startswith(_BOX) and held.endswith("}"):
+        held = held[len(_BOX) : -1]
+    return bool(held)

@@ -202,13 +202,15 @@ class GatewayFiles:
     async def aclose(self) -> None:
         """Write what was handed over, and let go of the folder."""
         closing = [*self._draining.values(), self.current]
+        error = ""
         for result in await asyncio.gather(*(files.aclose() for files in closing), return_exceptions=True):
             if isinstance(result, BaseException):
+                error = error or f"files of sessions were not closed: {describe(result)}"
                 logger.error("files of sessions were not closed: %s", describe(result))
         try:
             await asyncio.to_thread(self._join)
-            await asyncio.to_thread(self._write_end)
         finally:
+            await asyncio.to_thread(self._write_end, error)
             self._lock.close()
 
     def _new(self) -> SessionFiles:
@@ -236,9 +238,9 @@ class GatewayFiles:
         except OSError as error:  # the lines have all that the join would have
             logger.warning("the join of the sessions is not written: %s", describe(error))
 
-    def _write_end(self) -> None:
-        """Write that the start is over; one that is killed has no such line."""
-        end = {"event": "end", "start": self.start, "at": time.time(), "error": ""}
+    def _write_end(self, error: str) -> None:
+        """Write that the start is over, and why it did not end well; one that is killed has no such line."""
+        end = {"event": "end", "start": self.start, "at": time.time(), "error": error}
         try:
             append_lines(self._folder / STEPS, line_of(end))
         except OSError as error:

@@ -30,6 +30,7 @@ NAMED = {**STOPS, "stop_token_ids": [END]}
         (r"\boxed{\{1, 2\}} .", r"\boxed{\{1, 2\}}"),
         (r"\boxed{\text{a \} b}}", r"\boxed{\text{a \} b}}"),
         ("\\boxed{\n1\\\\\n2}\n", "\\boxed{\n1\\\\\n2}"),
+        (r"\boxed{\boxed{}} \boxed{\boxed{ } } or \boxed{7}!", r"\boxed{\boxed{}} \boxed{\boxed{ } } or \boxed{7}"),
         (r"\boxed{} or \boxed{ } or \boxed{7}!", r"\boxed{} or \boxed{ } or \boxed{7}"),
         (r"x\\boxed{5}", r"x\\boxed{5}"),
         (r"} \boxed{5}}", r"} \boxed{5}"),

@@ -236,7 +236,8 @@ class OutputSettings:
             final_answer=None if pattern is None else re.compile(pattern),
             vision=vision,
             mm_processor_kwargs=plain_dict(config.data.get("mm_processor_kwargs")),
-            transcript=has_rubric(config),
+            # A rollout of SPMD gets no section of rewards.
+            transcript=getattr(config, "reward", None) is not None and has_rubric(config),
         )
 
 
