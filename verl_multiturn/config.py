@@ -128,7 +128,7 @@ class TirSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     stop: list[Literal["boxed"]] = []
-    r"""Texts that end an answer, beside its end token. `boxed`: a closed `\boxed{…}` outside code.
+    r"""Ends of an answer, beside its end token. `boxed`, the one value: a closed `\boxed{…}` outside code.
 
     The token that closes the box is the last one of the answer; nothing is sampled behind it.
     """
