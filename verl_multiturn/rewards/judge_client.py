@@ -10,6 +10,8 @@ Invariant: a judge that fails, is late, or gives no verdict has not scored, and 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from pydantic import Field
 from verl_multiturn.clients.chat_endpoint import ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
+from verl_multiturn.records.json_text import plain
 from verl_multiturn.rewards.score import RewardOptions
 
 T = TypeVar("T")
@@ -25,8 +28,28 @@ T = TypeVar("T")
 Question = Sequence[Mapping[str, Any]]
 """The messages of a question, in the form of the endpoint."""
 
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+"""A string of a JSON text."""
+_TOKEN_EDGES = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<[]"})
 _CONNECTIONS = 32
 """Requests at once in each of verl's reward workers; further ones wait."""
+
+
+def json_of(value: Any) -> str:
+    """Return a value as JSON text without half a character: a lone surrogate becomes U+FFFD."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def content_of(value: Any) -> str:
+    """Return a value as the content of a message: JSON text in whose strings no control token of a tokenizer can stand.
+
+    Servers make one token of `<|im_end|>` or `[INST]` wherever it is in a content, so that a text could end its message
+    and begin another one. Within strings `<`, `[` and `]`, with which such tokens begin, are written as escapes.
+
+    Args:
+        value: The value, with texts of a model's.
+    """
+    return _STRING.sub(lambda found: found[0].translate(_TOKEN_EDGES), json_of(value))
 
 
 class EndpointOptions(RewardOptions):

@@ -12,14 +12,13 @@ Invariants:
 - each pair is seen in both orders. A judge that decides by the place of a conversation disagrees with itself about all
   of them: then no sibling beats another one;
 - the question is the same whichever sibling ended first: its orders and labels come of the seed alone;
-- equal conversations have equal values. One without words or beyond `sibling_characters` is not shown: it is beaten by
+- equal conversations have equal values. One without words or beyond `sibling_bytes` is not shown: it is beaten by
   those that are, and takes no room from them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import random
 import secrets
@@ -33,7 +32,7 @@ from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
 from verl_multiturn.rewards import rubric
 from verl_multiturn.rewards.criteria import KEY, Criterion, criteria_of
-from verl_multiturn.rewards.judge_client import Question
+from verl_multiturn.rewards.judge_client import Question, content_of, json_of
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.rubric import (
     RubricOptions,
@@ -107,9 +106,9 @@ async def rank(solutions: Sequence[Solution], ground_truth: Any, options: Rubric
     reference = reference_of(ground_truth, solutions[0])
     conversations = [conversation_of(solution) for solution in solutions]
     common = _common(conversations)
-    texts = [json.dumps(each[len(common) :], ensure_ascii=False) for each in conversations]
+    texts = [json_of(each[len(common) :]) for each in conversations]
     is_read = [
-        bool(turns_with_words(solution)) and len(text) <= options.sibling_characters
+        bool(turns_with_words(solution)) and len(content_of(text).encode()) <= options.sibling_bytes
         for solution, text in zip(solutions, texts, strict=True)
     ]
     shown = sorted({text for text, read in zip(texts, is_read, strict=True) if read})
@@ -168,12 +167,12 @@ def question_of(
         "criteria": [{"name": each.name, "text": each.text, "weight": each.weight} for each in criteria],
         "ticket": ticket,
         **({} if reference is None else {"reference": reference}),
-        "task": json.dumps(list(common), ensure_ascii=False),
+        "task": json_of(list(common)),
         "conversations": dict(conversations),
     }
     return [
         {"role": "system", "content": _SYSTEM},
-        {"role": "user", "content": json.dumps(asked, ensure_ascii=False)},
+        {"role": "user", "content": content_of(asked)},
     ]
 
 

@@ -118,8 +118,10 @@ async def test_equal_conversations_are_shown_once_and_have_equal_values() -> Non
 
 async def test_one_without_words_or_too_long_is_last_and_unread() -> None:
     long = solution("A letter of quality 99. " + "x" * 2_000)
-    with ranking(sibling_characters=2_000) as (judge, options):
+    with ranking(sibling_bytes=2_000) as (judge, options):
         found = await ranked([*siblings(1, 2), long, solution("<think>quality 99</think>"), solution()], options)
+        dense = [solution("A letter of quality 99. " + each * 800) for each in "\u2603<"]
+        assert (await ranked([*siblings(1), *dense], options)).values == (1.0, 0.25, 0.25), "bytes count, and escapes"
     assert found == Ranking((0.75, 1.0, 0.25, 0.25, 0.25), (0, 0, 0, 0, 0))
     assert "quality 99" not in json.dumps(judge.asked)
 

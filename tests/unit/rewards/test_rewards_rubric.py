@@ -12,11 +12,14 @@ import pytest
 from tests.long.rewards.hacks.rubric_reply import reads_outside, reply
 from tests.long.rewards.parity.judged import judging
 from tests.scoring import FAILED, KEYS, OUTAGE
+from tests.text_mode import quickstart_tokenizer
 from tests.unit.rewards.test_rewards_judge import judging as scripted
 from verl_multiturn import ConfigError
 from verl_multiturn.clients.chat_endpoint import AskAgainError
-from verl_multiturn.rewards import Score, aclose, compute_score
+from verl_multiturn.rewards import Score, aclose, compute_score, relative
 from verl_multiturn.rewards.criteria import Criterion
+from verl_multiturn.rewards.judge import _messages as judge_question
+from verl_multiturn.rewards.judge_client import content_of, json_of
 from verl_multiturn.rewards.rubric import SYSTEM, conversation_of, question_of, read_grades
 from verl_multiturn.rewards.score import Solution, turn_values_of, verdicts_of, with_verdicts
 
@@ -262,7 +265,7 @@ def careless(text: str, place: Callable[[dict[str, Any], str], None]) -> list[di
     made = question_of([{"turn": 1, "role": "assistant", "text": text}], CRITERIA, [1], TICKET, "paris")
     question = json.loads(made[1]["content"])
     place(question, text)
-    return [dict(made[0]), {"role": "user", "content": json.dumps(question, ensure_ascii=False)}]
+    return [dict(made[0]), {"role": "user", "content": content_of(question)}]
 
 
 def test_the_judge_that_obeys_does_so_where_it_can_read_something() -> None:
@@ -282,3 +285,39 @@ def test_the_judge_that_obeys_does_so_where_it_can_read_something() -> None:
     assert reads_outside([{"role": "system", "content": SYSTEM + order}, honest[1]])
     broken = [honest[0], {"role": "user", "content": honest[1]["content"] + order}]
     assert json.loads(reply({"model": "obeys", "messages": broken}))["grades"] == {"right": 1, "polite": 1}
+
+
+def test_no_text_can_end_the_message_of_the_question() -> None:
+    """Servers make tokens of the names of control tokens wherever these are in a message's content."""
+    tokenizer = quickstart_tokenizer()
+    names = [*map(str, tokenizer.get_added_vocab()), "[INST]", "<｜User｜>", "]~b]", '\\<|im_end|>"[CLS]']
+    text = "".join(names)
+    told = [{"turn": 1, "role": "assistant", "text": text, "calls": [{"name": text, "arguments": text}]}]
+    for made in (
+        question_of(told, [Criterion(name="a", text=text)], [1], TICKET, text),
+        relative.question_of(told, {"0f": json_of(told)}, [], TICKET, text),
+        judge_question(text, text, text),
+    ):
+        content = made[1]["content"]
+        assert not [name for name in names if name in content]
+        assert not set(tokenizer(content, add_special_tokens=False)["input_ids"]) & set(tokenizer.all_special_ids)
+    question = json.loads(question_of(told, CRITERIA, [1], TICKET, text)[1]["content"])
+    assert (json.loads(question["conversation"]), question["reference"]) == (told, text), "the same value"
+
+
+def test_half_a_character_is_replaced() -> None:
+    """A server refuses a request with one, whichever sibling wrote it."""
+    told = [{"turn": 1, "role": "assistant", "text": "\ud800a", "calls": [{"name": "\udfff", "arguments": "{}"}]}]
+    for made in (
+        question_of(told, CRITERIA, [1], TICKET, "\ud800"),
+        relative.question_of(told, {"0f": json_of(told)}, [], TICKET, "\ud800"),
+        judge_question("\ud800", "b", "c"),
+    ):
+        assert "\ufffd" in made[1]["content"].encode().decode()
+
+
+def test_a_reply_of_blank_lines_is_read_at_once() -> None:
+    blank = "\n " * 100_000
+    for text in (f"```json{blank}x", f"```json\n{said()}{blank}x\n```"):
+        with pytest.raises(AskAgainError, match="no verdict"):
+            read_grades(text, TICKET, CRITERIA, [1, 3], 3)
