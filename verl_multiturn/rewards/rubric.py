@@ -236,7 +236,7 @@ def conversation_of(solution: Solution) -> list[dict[str, Any]]:
         solution: The conversation.
     """
     given = solution.extra_info.get(TRANSCRIPT)
-    if given is not None:
+    if _is_ours(given):
         return [{**each, "text": _said(each)} for each in given]
     question = solution.extra_info.get("question")
     asked = [{"role": "user", "text": question}] if isinstance(question, str) and question.strip() else []
@@ -251,6 +251,14 @@ def conversation_of(solution: Solution) -> list[dict[str, Any]]:
         for number, (text, own) in enumerate(zip(solution.texts, calls, strict=False), start=1)
     ]
     return [*asked, *said]
+
+
+def _is_ours(transcript: Any) -> bool:
+    """Return whether a transcript is in our form; another agent loop's row may have a column of that name."""
+    return isinstance(transcript, list) and all(
+        isinstance(each, Mapping) and isinstance(each.get("role"), str) and isinstance(each.get("text"), str)
+        for each in transcript
+    )
 
 
 def _said(message: Mapping[str, Any]) -> str:
@@ -301,7 +309,7 @@ def score_of_verdicts(solution: Solution, verdicts: Mapping[str, Any], options: 
 
     Raises:
         ConfigError: There are no criteria.
-        UnjudgedError: The verdicts are of other criteria.
+        UnjudgedError: The verdicts are of other criteria, or no numbers from 0 to 1.
     """
     criteria, last = criteria_of(solution.extra_info, options.criteria, row_of(solution)), len(solution.texts)
     turns = sorted(map(str, range(1, last + 1)))
@@ -311,10 +319,25 @@ def score_of_verdicts(solution: Solution, verdicts: Mapping[str, Any], options: 
         listed: Mapping[str, Any] = own if isinstance(own, Mapping) else {str(last): own}
         if own is None or sorted(listed) != (turns if each.turns == "each" else [str(last)]):
             raise UnjudgedError("the recorded verdicts are of other criteria, or of other turns")
-        grades[each.name] = {int(turn): float(grade) for turn, grade in listed.items()}
+        grades[each.name] = {int(turn): recorded_grade(grade) for turn, grade in listed.items()}
     if len(verdicts) > len(criteria):
         raise UnjudgedError("the recorded verdicts are of more criteria")
     return score_of(criteria, grades, last, answered=bool(solution.answer.strip()))
+
+
+def recorded_grade(value: Any) -> float:
+    """Return a recorded grade as a float.
+
+    Args:
+        value: The value in a record.
+
+    Raises:
+        UnjudgedError: It is not a number from 0 to 1.
+    """
+    try:
+        return grade_of(value, "a recorded grade")
+    except AskAgainError as error:
+        raise UnjudgedError(str(error)) from None
 
 
 def reference_of(ground_truth: Any, solution: Solution) -> str | None:

@@ -112,6 +112,12 @@ async def test_the_transcript_of_the_agent_loop_is_shown_whole() -> None:
     assert conversation_of(solution) == [told[0], {**told[1], "text": "I look."}, told[2]]
 
 
+@pytest.mark.parametrize("column", ["the audio's text", [1], ["a"], [{"role": "user", "content": "x"}], {"a": 1}])
+async def test_a_transcript_of_another_agent_loop_is_not_ours(column: Any) -> None:
+    solution = Solution("rubric/x", ("Paris",), extra_info={"transcript": column, "question": "Capital?"})
+    assert [each["text"] for each in conversation_of(solution)] == ["Capital?", "Paris"]
+
+
 async def test_a_row_brings_its_own_criteria_as_a_parquet_file_gives_them() -> None:
     own = np.array([{"name": "polite", "text": "please", "weight": 2, "turns": None}], dtype=object)
     with judging(reply) as url:
