@@ -16,10 +16,11 @@ from tests.text_mode import quickstart_tokenizer
 from tests.unit.rewards.test_rewards_judge import judging as scripted
 from verl_multiturn import ConfigError
 from verl_multiturn.clients.chat_endpoint import AskAgainError
+from verl_multiturn.errors import OutageError
 from verl_multiturn.rewards import Score, aclose, compute_score, relative
 from verl_multiturn.rewards.criteria import Criterion
 from verl_multiturn.rewards.judge import _messages as judge_question
-from verl_multiturn.rewards.judge_client import content_of, json_of
+from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient, content_of, json_of
 from verl_multiturn.rewards.rubric import SYSTEM, conversation_of, question_of, read_grades
 from verl_multiturn.rewards.score import Solution, turn_values_of, verdicts_of, with_verdicts
 
@@ -132,6 +133,10 @@ async def test_a_row_brings_its_own_criteria_as_a_parquet_file_gives_them() -> N
         ([], r"extra_info\.criteria: expected a list of criteria, got \[\]"),
         (["right"], r"extra_info\.criteria\[0\]: expected a mapping, got 'right'"),
         ([RIGHT, {"name": "a b", "text": "x"}], r"extra_info\.criteria\[1\]\.name: .*got 'a b'"),
+        *(
+            ([{"name": name, "text": "x"}], rf"extra_info\.criteria\[0\]\.name: .*{name!r} is a verdict on siblings")
+            for name in ("rank", "rivals", "disagreements", "invalid", "dropped", "alone", "failed", "timed_out")
+        ),
         ([{"name": "a", "text": "x", "weight": -1}], r"extra_info\.criteria\[0\]\.weight: .* greater than 0, got -1"),
         ([{"name": "a", "text": "x", "weight": "2"}], r"extra_info\.criteria\[0\]\.weight.*got '2'"),
         ([{"name": "a", "text": " "}], r"extra_info\.criteria\[0\]\.text: .*got ' '"),
@@ -241,6 +246,22 @@ async def test_a_judge_that_is_away_is_an_outage(status: int) -> None:
         assert list(report) == [*KEYS, "verdicts", "turn_values"], "verl wants the same keys of every row"
         texts = [json.loads(each["messages"][1]["content"])["conversation"] for each in judge.asked]
         assert ["Rome" in text for text in texts] == [True, False], "it is tried with a text that no model wrote"
+
+
+async def test_a_judge_that_goes_away_after_a_reply_is_an_outage() -> None:
+    client = JudgeClient(EndpointOptions(url="http://h/v1", model="m", attempts=3, timeout_s=5), "rubric", [])
+    bodies: list[str | None] = ["I cannot say.", None]
+
+    async def post(*_: Any) -> str:
+        text = bodies.pop(0) if len(bodies) > 1 else bodies[0]
+        if text is None:
+            raise AskAgainError("status 503", wait_s=0.0)
+        return json.dumps({"choices": [{"message": {"content": text}}]})
+
+    client._endpoint._post = post  # type: ignore[method-assign]
+    with pytest.raises(OutageError, match=r"the judge is not there: .*status 503"):
+        await client.ask([], lambda said: read_grades(said, TICKET, CRITERIA, [1], 1))
+    await client.close()
 
 
 async def test_a_judge_that_refuses_this_conversation_alone_has_failed() -> None:
