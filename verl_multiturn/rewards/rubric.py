@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import Field
 
@@ -253,7 +253,7 @@ def conversation_of(solution: Solution) -> list[dict[str, Any]]:
     return [*asked, *said]
 
 
-def _is_ours(transcript: Any) -> bool:
+def _is_ours(transcript: Any) -> TypeGuard[list[Mapping[str, Any]]]:
     """Return whether a transcript is in our form; another agent loop's row may have a column of that name."""
     return isinstance(transcript, list) and all(
         isinstance(each, Mapping) and isinstance(each.get("role"), str) and isinstance(each.get("text"), str)
