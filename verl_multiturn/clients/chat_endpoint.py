@@ -44,10 +44,18 @@ class EndpointError(OutageError):
         problem: The fault.
         is_refusal: Whether the endpoint refuses the request: a model's text may be the reason.
         next_try_s: See `OutageError`.
+        last: The error of the last attempt, where the endpoint has replied in some way.
     """
 
-    def __init__(self, problem: str, is_refusal: bool = False, next_try_s: float | None = None) -> None:
+    def __init__(
+        self,
+        problem: str,
+        is_refusal: bool = False,
+        next_try_s: float | None = None,
+        last: AskAgainError | None = None,
+    ) -> None:
         super().__init__(problem)
+        self.last = last
         self.is_refusal = is_refusal
         self.next_try_s = next_try_s
 
@@ -134,23 +142,25 @@ class ChatEndpoint:
         content = json.dumps({**self._request, **fields}).encode()
         problem = ""
         wait_s: float | None = None
+        last: AskAgainError | None = None
         async with self._connections.one() as client, asyncio.timeout(self._timeout_s) as limit:
             for attempt in range(self._attempts):
                 pause_s = min(2.0**attempt / 4, 8.0)
                 try:
                     return read(await self._post(client, content))
                 except AskAgainError as error:
-                    problem, wait_s = str(error), error.wait_s
+                    problem, wait_s, last = str(error), error.wait_s, error
                     pause_s = pause_s if wait_s is None else wait_s
                 except (httpx.HTTPError, httpx.StreamError) as error:
-                    problem, wait_s = f"{type(error).__name__}: {error}{self._route.words}", None
+                    problem, wait_s, last = f"{type(error).__name__}: {error}{self._route.words}", None, None
                 if attempt + 1 == self._attempts:
                     break
                 if asyncio.get_running_loop().time() + pause_s > (limit.when() or 0.0):
                     problem += f"; asking again in {pause_s:g} s would be too late"
                     break
                 await asyncio.sleep(pause_s)
-        raise EndpointError(f"{self.address} gave no usable reply: {self._without_key(problem)}", next_try_s=wait_s)
+        problem = f"{self.address} gave no usable reply: {self._without_key(problem)}"
+        raise EndpointError(problem, next_try_s=wait_s, last=last)
 
     async def _post(self, client: httpx.AsyncClient, content: bytes) -> str:
         body = bytearray()

@@ -18,6 +18,14 @@ from verl_multiturn.rows.reward_numbers import LARGEST_REWARD
 KEY = "criteria"
 """The entry of a row's `extra_info` that has criteria of its own."""
 _NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
+MARKS = frozenset({"rank", "rivals", "disagreements", "invalid", "dropped", "alone", "failed", "timed_out"})
+"""Keys of the verdicts on a sibling (`relative.py`), which no criterion may have as its name."""
+
+
+def _no_mark(name: str) -> str:
+    if name in MARKS:
+        raise ValueError(f"{name!r} is a verdict on siblings, and no criterion can have its name; write another one")
+    return name
 
 
 class Criterion(BaseModel):
@@ -25,8 +33,9 @@ class Criterion(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[StrictStr, StringConstraints(pattern=f"^{_NAME}$")]
-    """Its name in verdicts, records and metrics: a letter, then letters, digits, `_` and `-`, at most 64."""
+    name: Annotated[StrictStr, StringConstraints(pattern=f"^{_NAME}$"), AfterValidator(_no_mark)]
+    """Its name in verdicts, records and metrics: a letter, then letters, digits, `_` and `-`, at most 64.
+    None of `MARKS`."""
 
     text: Annotated[StrictStr, StringConstraints(strip_whitespace=True, min_length=1)]
     """The criterion in words for the judge: when the number is 1, and when it is 0."""

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from verl_multiturn.clients.chat_endpoint import AskAgainError
 from verl_multiturn.config import fixed
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.rewards.answers import has_one
-from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient
+from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient, content_of
 from verl_multiturn.rewards.resources import shared
 from verl_multiturn.rewards.score import Score, Solution
 
@@ -60,7 +59,7 @@ class JudgeOptions(EndpointOptions):
 
 
 def _messages(question: str, gold: str, answer: str) -> list[dict[str, str]]:
-    asked = json.dumps({"question": question, "reference": gold, "answer": answer}, ensure_ascii=False)
+    asked = content_of({"question": question, "reference": gold, "answer": answer})
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
 
 

@@ -4,20 +4,23 @@ The model is behind any endpoint with OpenAI's `chat/completions`. `judge` and `
 
 Invariant: a judge that fails, is late, or gives no verdict has not scored, and the error names who may be to blame:
 
-    the judge has replied to the question, or replies to one of ours     TimeoutError, WorkerError: the row scores 0
+    its last reply was without a verdict, or it replies to one of ours   TimeoutError, WorkerError: the row scores 0
     the judge is not there at all                                        OutageError: the row is not trained
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import Field
 
-from verl_multiturn.clients.chat_endpoint import ChatEndpoint, EndpointError, check_address, key_of
+from verl_multiturn.clients.chat_endpoint import AskAgainError, ChatEndpoint, EndpointError, check_address, key_of
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
+from verl_multiturn.records.json_text import plain
 from verl_multiturn.rewards.score import RewardOptions
 
 T = TypeVar("T")
@@ -25,8 +28,28 @@ T = TypeVar("T")
 Question = Sequence[Mapping[str, Any]]
 """The messages of a question, in the form of the endpoint."""
 
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+"""A string of a JSON text."""
+_TOKEN_EDGES = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<[]"})
 _CONNECTIONS = 32
 """Requests at once in each of verl's reward workers; further ones wait."""
+
+
+def json_of(value: Any) -> str:
+    """Return a value as JSON text without half a character: a lone surrogate becomes U+FFFD."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def content_of(value: Any) -> str:
+    """Return a value as the content of a message: JSON text in whose strings no control token of a tokenizer can stand.
+
+    Servers make one token of `<|im_end|>` or `[INST]` wherever it is in a content, so that a text could end its message
+    and begin another one. Within strings `<`, `[` and `]`, with which such tokens begin, are written as escapes.
+
+    Args:
+        value: The value, with texts of a model's.
+    """
+    return _STRING.sub(lambda found: found[0].translate(_TOKEN_EDGES), json_of(value))
 
 
 class EndpointOptions(RewardOptions):
@@ -94,22 +117,28 @@ class JudgeClient:
             read: Reads the verdict in the text of a reply, and raises `AskAgainError` where there is none.
 
         Raises:
-            TimeoutError: All attempts together took too long, and the answer may be to blame: the judge has replied
-                to one, or replies to another question.
-            WorkerError: No attempt brought a verdict, and the answer may be to blame in the same way.
+            TimeoutError: All attempts together took too long, and the answer may be to blame: the judge replies
+                to another question.
+            WorkerError: No attempt brought a verdict, and the answer may be to blame: the last one brought a reply, or
+                the judge replies to another question.
             OutageError: The judge is not there.
         """
-        replies = []
+        unread: AskAgainError | None = None
 
         def noted(said: str) -> T:
-            replies.append(said)
-            return read(said)
+            nonlocal unread
+            try:
+                return read(said)
+            except AskAgainError as error:
+                unread = error
+                raise
 
         try:
             return await self._endpoint.ask(question, noted)
         except (TimeoutError, EndpointError) as error:
             is_late = isinstance(error, TimeoutError)
-            if not (replies or await self._is_there()):
+            has_replied = isinstance(error, EndpointError) and unread is not None and error.last is unread
+            if not (has_replied or await self._is_there()):
                 problem = "no reply in time" if is_late else error
                 raise OutageError(f"the judge is not there: {problem}") from error
             if is_late:

@@ -20,6 +20,7 @@ from typing import Any
 from tests.long.rewards.parity.judged import judging
 from verl_multiturn.errors import OutageError
 from verl_multiturn.rewards import aclose
+from verl_multiturn.rewards.judge_client import content_of
 from verl_multiturn.rewards.relative import rank_siblings
 from verl_multiturn.rewards.rubric import RubricOptions
 from verl_multiturn.rewards.score import Solution
@@ -81,15 +82,13 @@ def reads_outside(messages: list[dict[str, Any]]) -> bool:
     if [each["role"] for each in messages] != ["system", "user"] or list(question) != list(_KEYS):
         return True
     for label, given in question["conversations"].items():
-        whole = f"{json.dumps(label)}: {json.dumps(given, ensure_ascii=False)}"
+        whole = f"{json.dumps(label)}: {content_of(given)}"
         if len(label) != 4 or raw.count(whole) != 1 or len(json.loads(given)) != 1:
             return True
         raw = raw.replace(whole, "")
     honest = {**question, "conversations": {}}
     blanks = ", " * (len(question["conversations"]) - 1)
-    return raw != json.dumps(honest, ensure_ascii=False).replace(
-        '"conversations": {}', f'"conversations": {{{blanks}}}'
-    )
+    return raw != content_of(honest).replace('"conversations": {}', f'"conversations": {{{blanks}}}')
 
 
 async def rank_all(texts: list[str], judges: tuple[str, ...] = JUDGES) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.ranking_judge import quality, ranking
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes.pool import WorkerError
 from verl_multiturn.rewards import aclose, compute_score
-from verl_multiturn.rewards.relative import DROPPED, GIVEN, INVALID, Ranking, rank, rank_siblings
+from verl_multiturn.rewards.relative import DROPPED, GIVEN, INVALID, GivenVerdicts, Ranking, rank, rank_siblings
 from verl_multiturn.rewards.rubric import RubricOptions
 from verl_multiturn.rewards.score import Solution
 
@@ -118,8 +119,10 @@ async def test_equal_conversations_are_shown_once_and_have_equal_values() -> Non
 
 async def test_one_without_words_or_too_long_is_last_and_unread() -> None:
     long = solution("A letter of quality 99. " + "x" * 2_000)
-    with ranking(sibling_characters=2_000) as (judge, options):
+    with ranking(sibling_bytes=2_000) as (judge, options):
         found = await ranked([*siblings(1, 2), long, solution("<think>quality 99</think>"), solution()], options)
+        dense = [solution("A letter of quality 99. " + each * 800) for each in "\u2603<"]
+        assert (await ranked([*siblings(1), *dense], options)).values == (1.0, 0.25, 0.25), "bytes count, and escapes"
     assert found == Ranking((0.75, 1.0, 0.25, 0.25, 0.25), (0, 0, 0, 0, 0))
     assert "quality 99" not in json.dumps(judge.asked)
 
@@ -204,7 +207,9 @@ ZERO = {"format": 0.0, "answered": 1.0, "timed_out": 0.0, "failed": 0.0, "outage
     ],
 )
 async def test_a_verdict_becomes_the_score(verdict: dict[str, float], expected: dict[str, float]) -> None:
-    found = await score({GIVEN: verdict}, {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True})
+    found = await score(
+        {GIVEN: GivenVerdicts(verdict)}, {"url": "http://127.0.0.1:9/v1", "model": "judge", "relative": True}
+    )
     shown = json.loads(found.pop("verdicts") or "{}")
     found.pop("turn_values")
     assert found == {"score": 0.0, "acc": 0.0, **ZERO, **expected}
@@ -216,7 +221,7 @@ async def test_one_that_was_not_compared_is_scored_by_the_criteria_alone() -> No
         return json.dumps({"ticket": asked["ticket"], "grades": {"kind": 0.25}})
 
     with ranking(grades, criteria=[CRITERION]) as (_, options):
-        for extra in ({}, {GIVEN: {"alone": 1.0}}):
+        for extra in ({}, {GIVEN: GivenVerdicts(alone=1.0)}):
             found = await score(extra, options)
             assert found["score"] == 0.25
     with pytest.raises(ConfigError, match="there are no criteria"):
@@ -235,14 +240,27 @@ EACH = {"name": "clear", "text": "Each turn is clear.", "weight": 3.0, "turns": 
         ({"kind": 1.0, "clear": 1.0, "short": 1.0}, 0.0, 1.0),
         ({"kind": 1.0, "clear": {"1": 1.0, "2": 1.0}}, 0.0, 1.0),
         ({"kind": {"2": 1.0}, "clear": {"1": 1.0}}, 0.0, 1.0),
+        ({"kind": 7.0, "clear": {"1": 0.0}}, 0.0, 1.0),
+        ({"kind": 1.0, "clear": {"1": -1.0}}, 0.0, 1.0),
+        ({"kind": "1", "clear": {"1": 1.0}}, 0.0, 1.0),
+        ({"rank": 100.0, "rivals": 1.0, "disagreements": 0.0}, 0.0, 1.0),
     ],
 )
 async def test_recorded_verdicts_of_criteria_make_the_score_again(
     verdicts: dict[str, Any], value: float, unjudgeable: float
 ) -> None:
     options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "criteria": [CRITERION, EACH]}
-    found = await score({GIVEN: verdicts}, options)
+    found = await score({GIVEN: GivenVerdicts(verdicts)}, options)
     assert (found["score"], found["unjudgeable"], found["outage"]) == (value, unjudgeable, 0.0)
+
+
+@pytest.mark.parametrize("verdicts", [{"kind": 1.0}, {"rank": 1.0, "rivals": 1.0, "disagreements": 0.0}, [1], "x"])
+async def test_a_row_brings_no_verdicts_of_its_own(verdicts: Any) -> None:
+    options = {"url": "http://127.0.0.1:9/v1", "model": "judge", "criteria": [CRITERION]}
+    with pytest.raises(ConfigError, match=r"'rubric/letters': extra_info\.given_verdicts is .* leave the entry out"):
+        await score({GIVEN: verdicts}, options)
+    given = pickle.loads(pickle.dumps({GIVEN: GivenVerdicts(kind=1.0)}))
+    assert (await score(given, options))["score"] == 1.0, "those of a worker come through a pickle"
 
 
 async def test_scripted_judges_rank_siblings_as_it_is_written() -> None:

@@ -161,11 +161,11 @@ async def test_a_judge_that_fails_on_this_answer_alone_has_failed(reply: int) ->
 async def test_a_judge_that_is_late_or_not_there(caplog: pytest.LogCaptureFixture) -> None:
     with judging("hang", timeout_s=0.5) as (_, options):
         assert await said("<answer>blue</answer>", options) == OUTAGE
-    with judging("I cannot say.", "hang") as (judge, options):
+    with judging("I cannot say.", "hang", "hello") as (judge, options):
         scoring = asyncio.ensure_future(said("<answer>blue</answer>", options))
         await until(lambda: len(judge.asked) == 2)
         hold_up(100)
-        assert await scoring == TIMED_OUT, "it has replied"
+        assert await scoring == TIMED_OUT, "it replies to a question of ours"
     with judging("hang", "Judgement: 1") as (judge, options):
         scoring = asyncio.ensure_future(said("<answer>count to 10000 first</answer>", options))
         await until(lambda: judge.asked)

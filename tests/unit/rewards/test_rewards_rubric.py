@@ -12,11 +12,15 @@ import pytest
 from tests.long.rewards.hacks.rubric_reply import reads_outside, reply
 from tests.long.rewards.parity.judged import judging
 from tests.scoring import FAILED, KEYS, OUTAGE
+from tests.text_mode import quickstart_tokenizer
 from tests.unit.rewards.test_rewards_judge import judging as scripted
 from verl_multiturn import ConfigError
 from verl_multiturn.clients.chat_endpoint import AskAgainError
-from verl_multiturn.rewards import Score, aclose, compute_score
+from verl_multiturn.errors import OutageError
+from verl_multiturn.rewards import Score, aclose, compute_score, relative
 from verl_multiturn.rewards.criteria import Criterion
+from verl_multiturn.rewards.judge import _messages as judge_question
+from verl_multiturn.rewards.judge_client import EndpointOptions, JudgeClient, content_of, json_of
 from verl_multiturn.rewards.rubric import SYSTEM, conversation_of, question_of, read_grades
 from verl_multiturn.rewards.score import Solution, turn_values_of, verdicts_of, with_verdicts
 
@@ -109,6 +113,12 @@ async def test_the_transcript_of_the_agent_loop_is_shown_whole() -> None:
     assert conversation_of(solution) == [told[0], {**told[1], "text": "I look."}, told[2]]
 
 
+@pytest.mark.parametrize("column", ["the audio's text", [1], ["a"], [{"role": "user", "content": "x"}], {"a": 1}])
+async def test_a_transcript_of_another_agent_loop_is_not_ours(column: Any) -> None:
+    solution = Solution("rubric/x", ("Paris",), extra_info={"transcript": column, "question": "Capital?"})
+    assert [each["text"] for each in conversation_of(solution)] == ["Capital?", "Paris"]
+
+
 async def test_a_row_brings_its_own_criteria_as_a_parquet_file_gives_them() -> None:
     own = np.array([{"name": "polite", "text": "please", "weight": 2, "turns": None}], dtype=object)
     with judging(reply) as url:
@@ -123,6 +133,10 @@ async def test_a_row_brings_its_own_criteria_as_a_parquet_file_gives_them() -> N
         ([], r"extra_info\.criteria: expected a list of criteria, got \[\]"),
         (["right"], r"extra_info\.criteria\[0\]: expected a mapping, got 'right'"),
         ([RIGHT, {"name": "a b", "text": "x"}], r"extra_info\.criteria\[1\]\.name: .*got 'a b'"),
+        *(
+            ([{"name": name, "text": "x"}], rf"extra_info\.criteria\[0\]\.name: .*{name!r} is a verdict on siblings")
+            for name in ("rank", "rivals", "disagreements", "invalid", "dropped", "alone", "failed", "timed_out")
+        ),
         ([{"name": "a", "text": "x", "weight": -1}], r"extra_info\.criteria\[0\]\.weight: .* greater than 0, got -1"),
         ([{"name": "a", "text": "x", "weight": "2"}], r"extra_info\.criteria\[0\]\.weight.*got '2'"),
         ([{"name": "a", "text": " "}], r"extra_info\.criteria\[0\]\.text: .*got ' '"),
@@ -234,6 +248,22 @@ async def test_a_judge_that_is_away_is_an_outage(status: int) -> None:
         assert ["Rome" in text for text in texts] == [True, False], "it is tried with a text that no model wrote"
 
 
+async def test_a_judge_that_goes_away_after_a_reply_is_an_outage() -> None:
+    client = JudgeClient(EndpointOptions(url="http://h/v1", model="m", attempts=3, timeout_s=5), "rubric", [])
+    bodies: list[str | None] = ["I cannot say.", None]
+
+    async def post(*_: Any) -> str:
+        text = bodies.pop(0) if len(bodies) > 1 else bodies[0]
+        if text is None:
+            raise AskAgainError("status 503", wait_s=0.0)
+        return json.dumps({"choices": [{"message": {"content": text}}]})
+
+    client._endpoint._post = post  # type: ignore[method-assign]
+    with pytest.raises(OutageError, match=r"the judge is not there: .*status 503"):
+        await client.ask([], lambda said: read_grades(said, TICKET, CRITERIA, [1], 1))
+    await client.close()
+
+
 async def test_a_judge_that_refuses_this_conversation_alone_has_failed() -> None:
     with scripted(400, "hello", attempts=1, criteria=[RIGHT]) as (_, found):
         report = await compute_score("rubric/x", "", "paris", {"assistant_texts": ["Rome"]}, rubric=found["judge"])
@@ -262,7 +292,7 @@ def careless(text: str, place: Callable[[dict[str, Any], str], None]) -> list[di
     made = question_of([{"turn": 1, "role": "assistant", "text": text}], CRITERIA, [1], TICKET, "paris")
     question = json.loads(made[1]["content"])
     place(question, text)
-    return [dict(made[0]), {"role": "user", "content": json.dumps(question, ensure_ascii=False)}]
+    return [dict(made[0]), {"role": "user", "content": content_of(question)}]
 
 
 def test_the_judge_that_obeys_does_so_where_it_can_read_something() -> None:
@@ -282,3 +312,39 @@ def test_the_judge_that_obeys_does_so_where_it_can_read_something() -> None:
     assert reads_outside([{"role": "system", "content": SYSTEM + order}, honest[1]])
     broken = [honest[0], {"role": "user", "content": honest[1]["content"] + order}]
     assert json.loads(reply({"model": "obeys", "messages": broken}))["grades"] == {"right": 1, "polite": 1}
+
+
+def test_no_text_can_end_the_message_of_the_question() -> None:
+    """Servers make tokens of the names of control tokens wherever these are in a message's content."""
+    tokenizer = quickstart_tokenizer()
+    names = [*map(str, tokenizer.get_added_vocab()), "[INST]", "<｜User｜>", "]~b]", '\\<|im_end|>"[CLS]']
+    text = "".join(names)
+    told = [{"turn": 1, "role": "assistant", "text": text, "calls": [{"name": text, "arguments": text}]}]
+    for made in (
+        question_of(told, [Criterion(name="a", text=text)], [1], TICKET, text),
+        relative.question_of(told, {"0f": json_of(told)}, [], TICKET, text),
+        judge_question(text, text, text),
+    ):
+        content = made[1]["content"]
+        assert not [name for name in names if name in content]
+        assert not set(tokenizer(content, add_special_tokens=False)["input_ids"]) & set(tokenizer.all_special_ids)
+    question = json.loads(question_of(told, CRITERIA, [1], TICKET, text)[1]["content"])
+    assert (json.loads(question["conversation"]), question["reference"]) == (told, text), "the same value"
+
+
+def test_half_a_character_is_replaced() -> None:
+    """A server refuses a request with one, whichever sibling wrote it."""
+    told = [{"turn": 1, "role": "assistant", "text": "\ud800a", "calls": [{"name": "\udfff", "arguments": "{}"}]}]
+    for made in (
+        question_of(told, CRITERIA, [1], TICKET, "\ud800"),
+        relative.question_of(told, {"0f": json_of(told)}, [], TICKET, "\ud800"),
+        judge_question("\ud800", "b", "c"),
+    ):
+        assert "\ufffd" in made[1]["content"].encode().decode()
+
+
+def test_a_reply_of_blank_lines_is_read_at_once() -> None:
+    blank = "\n " * 100_000
+    for text in (f"```json{blank}x", f"```json\n{said()}{blank}x\n```"):
+        with pytest.raises(AskAgainError, match="no verdict"):
+            read_grades(text, TICKET, CRITERIA, [1, 3], 3)

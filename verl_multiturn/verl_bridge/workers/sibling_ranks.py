@@ -23,7 +23,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rewards.relative import DROPPED, GIVEN, INVALID, rank_siblings
+from verl_multiturn.rewards.relative import DROPPED, GIVEN, INVALID, GivenVerdicts, rank_siblings
 from verl_multiturn.rewards.router import RewardKwargs, find_reward, read_reward_kwargs
 from verl_multiturn.rewards.score import Solution
 from verl_multiturn.verl_bridge.loops.output import is_valid
@@ -82,7 +82,7 @@ class SiblingRanks:
         unscored = [each for each in ended if each[0][-1].reward_score is None]
         compared = [each for each in unscored if is_valid(each[0])]
         for outputs, _ in unscored:
-            outputs[-1].extra_fields[GIVEN] = dict(DROPPED if failed else INVALID)
+            outputs[-1].extra_fields[GIVEN] = GivenVerdicts(DROPPED if failed else INVALID)
         if failed or not compared:
             return
         columns = compared[0][1]
@@ -92,7 +92,7 @@ class SiblingRanks:
         async def ask() -> None:
             verdicts = await rank_siblings(solutions, truth, self._kwargs.rubric, self._seed(columns))
             for (outputs, _), verdict in zip(compared, verdicts, strict=True):
-                outputs[-1].extra_fields[GIVEN] = dict(verdict)
+                outputs[-1].extra_fields[GIVEN] = GivenVerdicts(verdict)
 
         await rewards.judge_together([outputs for outputs, _ in compared], f"group {columns['uid']}", ask)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from verl_multiturn.rewards.judge_client import content_of
 from verl_multiturn.rewards.rubric import SYSTEM
 
 KEYS = ("criteria", "turns", "ticket", "reference", "conversation")
@@ -62,7 +63,7 @@ def reads_outside(messages: list[dict[str, Any]]) -> bool:
     question = json.loads(raw)
     if not isinstance(question["conversation"], str) or [key for key in KEYS if key in question] != list(question):
         return True
-    literal = json.dumps(question["conversation"], ensure_ascii=False)
+    literal = content_of(question["conversation"])
     if raw.count(literal) != 1:
         return True
     conversation = json.loads(question["conversation"])
@@ -73,8 +74,8 @@ def reads_outside(messages: list[dict[str, Any]]) -> bool:
     ours = [question["ticket"], question.get("reference", ""), *(each["text"] for each in question["criteria"])]
     rest = raw.replace(literal, "")
     for text in ours:
-        rest = rest.replace(json.dumps(text, ensure_ascii=False), "")
-    return any(len(text) > 12 and json.dumps(text, ensure_ascii=False)[1:-1] in rest for text in told)
+        rest = rest.replace(content_of(text), "")
+    return any(len(text) > 12 and content_of(text)[1:-1] in rest for text in told)
 
 
 def _obedient(messages: list[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError, UnjudgedError
-from verl_multiturn.rewards.relative import GIVEN
+from verl_multiturn.rewards.relative import GIVEN, GivenVerdicts
 from verl_multiturn.verl_bridge.loops.output import UNJUDGEABLE, CertifiedOutput
 from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, reward_of
 from verl_multiturn.verl_bridge.settings import is_our_reward
@@ -73,7 +73,7 @@ class Scores:
         if not self._why and self._own and (name := reward_of(self._config, source)) in _ASKING:
             if not verdicts:
                 raise UnrepeatableError(f"the reward {name!r} asks a model, and no verdict of it is recorded")
-            outputs[-1].extra_fields[GIVEN] = dict(verdicts)
+            outputs[-1].extra_fields[GIVEN] = GivenVerdicts(verdicts)
         if self._why:
             raise UnrepeatableError(self._why)
         try:
