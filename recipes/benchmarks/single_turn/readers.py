@@ -194,6 +194,8 @@ def pickled_text(packed: str) -> str:
                 raise ConfigError(
                     f"packed tests with the pickle opcode {code.name!r}, which is never run; expected one text"
                 )
+    except ConfigError:  # a ValueError, too
+        raise
     except (binascii.Error, zlib.error, ValueError) as error:
         raise ConfigError(f"packed tests that cannot be read: {error}; fetch the file again") from None
     if len(texts) != 1:
