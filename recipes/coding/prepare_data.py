@@ -23,6 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from made_problems import made_entries
 from problems import COLUMNS, Entry, Problem, UnusableError, longest_tests, read_problem
@@ -126,9 +127,17 @@ def _stream(path: Path) -> Iterator[Entry]:
                     yield from batch.to_pylist()
         else:
             with path.open(encoding="utf-8") as lines:
-                yield from (json.loads(line) for line in lines if line.strip())
+                yield from (_loaded(line) for line in lines if line.strip())
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}; download it again") from error
+
+
+def _loaded(line: str) -> Any:
+    """Return the row of a line; a text, which is no row, where it is nested too deeply."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        return line
 
 
 def usable_row(data_source: str, entry: Entry, most: int, most_characters: int) -> tuple[Problem, Row, Counter[str]]:
@@ -142,6 +151,7 @@ def usable_row(data_source: str, entry: Entry, most: int, most_characters: int) 
 
     Raises:
         UnusableError: The reward cannot score it.
+        RecursionError: A value is nested too deeply.
     """
     problem = read_problem(entry)
     try:
@@ -185,8 +195,9 @@ def rows_of(
             tally.read += 1
             try:
                 problem, row, counts = usable_row(data_source, entry, most, most_characters)
-            except UnusableError as error:
-                tally.left_out[str(error)] += 1
+            except (UnusableError, RecursionError) as error:
+                is_deep = isinstance(error, RecursionError)
+                tally.left_out["a value that is nested too deeply" if is_deep else str(error)] += 1
                 continue
             words = words_of(problem.statement)
             if words in kept:

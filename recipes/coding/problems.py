@@ -62,8 +62,11 @@ def read_problem(entry: Entry) -> Problem:
         entry: The row.
 
     Raises:
-        UnusableError: It has no statement, or no tests that can be read.
+        UnusableError: It is no object, or has no statement, or no tests that can be read.
+        RecursionError: A value is nested too deeply.
     """
+    if not isinstance(entry, Mapping):
+        raise UnusableError("a row that is no object")
     if str(entry.get("language") or "python").lower() not in ("python", "python3"):
         raise UnusableError("another language than Python")
     statement = _first(entry, _STATEMENTS)

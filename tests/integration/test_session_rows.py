@@ -216,7 +216,14 @@ def test_an_agent_that_asked_for_nothing_is_one_untrained_row(store: WritableSto
     assert learned(store, "u", 1, 0)[0] == pytest.approx(2**-0.5, abs=1e-5)
 
 
-@pytest.mark.parametrize(("changes", "several"), [({}, True), ({f"{SETTINGS}proxy__max_rows": 1}, False)])
+@pytest.mark.parametrize(
+    ("changes", "several"),
+    [
+        ({}, True),
+        ({f"{SETTINGS}proxy__max_rows": 1}, False),
+        ({"actor_rollout_ref__rollout__agent__default_agent_loop": "recorded_agent"}, True),
+    ],
+)
 def test_updates_are_counted_by_prompts_where_sessions_may_have_several_rows(
     store: WritableStore, changes: dict[str, Any], several: bool
 ) -> None:

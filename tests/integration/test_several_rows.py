@@ -323,7 +323,16 @@ def test_the_trainer_asks_for_rows_by_prompts(store: WritableStore) -> None:
                 "distillation.enabled": "True",
                 "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl.trainer.ppo.v1.Manager",
             },
-            "conversations have several rows here, and verl 0.9.1's own workers ask a teacher about the last one alone",
+            "conversations may have several rows here, and verl 0.9.1's own workers ask a teacher about the last one a",
+        ),
+        (
+            {
+                "distillation.enabled": "True",
+                "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "verl.trainer.ppo.v1.Manager",
+                "+actor_rollout_ref.rollout.custom.multiturn.context.mode": "append",
+                "actor_rollout_ref.rollout.agent.default_agent_loop": "recorded_agent",
+            },
+            "conversations may have several rows here",
         ),
         (
             {

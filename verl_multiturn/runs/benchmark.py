@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.benchmarks.protocol import EvaluationProtocol, NamedBenchmark, is_compared, read_protocol
+from verl_multiturn.evaluation.benchmarks.protocol import (
+    EvaluationProtocol,
+    NamedBenchmark,
+    is_compared,
+    read_protocol,
+    refuse_other_rows,
+)
 from verl_multiturn.runs.plan import RunPlan, plan_run
 from verl_multiturn.runs.setting_differences import words_that_change
 
@@ -41,6 +47,7 @@ def benchmark_options(
         ConfigError: There is no such benchmark, its rows are missing, or rows are named that it does not take.
     """
     protocol = read_protocol(name)
+    refuse_other_rows(name, changes)
     if rows and (smoke or not protocol.is_fetched):
         has = "makes its own rows with --smoke" if smoke else f"has its rows from the {protocol.rows}"
         raise ConfigError(f"--rows {str(rows[0])!r}: {name} {has}; leave it out")

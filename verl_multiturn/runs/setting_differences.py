@@ -23,6 +23,8 @@ _OF_TRAINING = frozenset({
     "near_rewards", "otc", "advantage", "checkpoint_evaluation", "cache",
 })  # fmt: skip
 """Settings of ours that change neither a conversation of an evaluation nor its score."""
+_OF_SPEED = frozenset({"train_batch_size", "gen_batch_size", "val_batch_size", "dataloader_num_workers"})
+"""Settings below `data` that change no row."""
 
 
 def setting_differences(model: Model, plan: RunPlan, given: Collection[str] = ()) -> str:
@@ -74,7 +76,7 @@ def setting_differences(model: Model, plan: RunPlan, given: Collection[str] = ()
 
 
 def words_that_change(plan: RunPlan, words: Sequence[str]) -> list[str]:
-    """Return the words that change the conversations of an evaluation or their rewards, in the short form.
+    """Return the words that change the rows of an evaluation, its conversations or rewards, in the short form.
 
     An evaluation by name calls it, to name the departures from the benchmark's protocol.
 
@@ -85,10 +87,10 @@ def words_that_change(plan: RunPlan, words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: One does not fit the recipe.
     """
-    found, before = [], _settings(plan, ()) if words else {}
+    found, before = [], _settings(plan, (), has_rows=True) if words else {}
     for word in words:
         plan = replace(plan, overrides=(*plan.overrides, word))
-        after = _settings(plan, ())
+        after = _settings(plan, (), has_rows=True)
         if after != before:
             found.append(_in_short(word))
         before = after
@@ -108,8 +110,8 @@ def _with(plan: RunPlan, words: Sequence[str]) -> RunPlan:
     return replace(plan, variants=tuple(variants), smoke=smoke, overrides=(*others, *plan.overrides))
 
 
-def _settings(plan: RunPlan, given: Collection[str]) -> dict[str, Any]:
-    """Return the settings of an evaluation that change its conversations or their rewards."""
+def _settings(plan: RunPlan, given: Collection[str], *, has_rows: bool = False) -> dict[str, Any]:
+    """Return the settings of an evaluation that change its conversations or their rewards, and those of its rows."""
     config = resolved(compose_run(plan))
     rollout = config["actor_rollout_ref"]["rollout"]
     ours = read_settings((rollout.get("custom") or {}).get("multiturn")).model_dump()
@@ -118,6 +120,9 @@ def _settings(plan: RunPlan, given: Collection[str]) -> dict[str, Any]:
     found["val_kwargs"] = {key: value for key, value in (found["val_kwargs"] or {}).items() if key not in given}
     found["multiturn"] = {key: value for key, value in ours.items() if key not in _OF_TRAINING}
     found["template"] = config["data"].get("apply_chat_template_kwargs")
+    if has_rows:
+        found["data"] = {key: value for key, value in config["data"].items() if key not in _OF_SPEED}
+        found |= {key: config["recipe"].get(key) for key in ("prepare", "prepare_data")}
     return {name: _without_workers(value) for name, value in found.items()}
 
 

@@ -21,6 +21,7 @@ from verl_multiturn.verl_bridge.names import (
     NUMBERED_ROWS,
     OUR_LOOPS,
     PROXY_LOOP,
+    RECORDED_LOOP,
     ROLLOUT,
     ROW_LOSS,
     SGLANG,
@@ -172,13 +173,16 @@ def own_server(rollout: Any) -> Any:
 def may_have_several_rows(config: DictConfig, settings: MultiTurnSettings) -> bool:
     """Return whether a conversation or a session of the run may become several rows of a batch.
 
+    A recorded one has the rows of the run that recorded it, whatever this run's settings are.
+
     Args:
         config: verl's whole configuration.
         settings: Our settings in it.
     """
     if settings.context.mode != "append" or settings.trains_user:
         return True
-    return settings.proxy.max_rows > 1 and PROXY_LOOP in agent_loops(config, ("train_files",))[0]
+    loops, _ = agent_loops(config, ("train_files",))
+    return RECORDED_LOOP in loops or (settings.proxy.max_rows > 1 and PROXY_LOOP in loops)
 
 
 def teacher_devices(config: DictConfig) -> int:

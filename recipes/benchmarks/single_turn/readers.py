@@ -24,10 +24,13 @@ from verl_multiturn.rows.files import READERS, read_rows
 from verl_multiturn.runs.data import Row, make_row
 
 Entry = Mapping[str, Any]
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 28
 """Bytes of a problem's tests after they are unpacked."""
 _TEXTS = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
 _AROUND = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"})
+_MOST_OPCODES = 16
+_PART = re.compile(r"(?P<stem>.+?)(?:-(?P<number>\d+)-of-(?P<count>\d+))?")
+"""The stem of a file: `test`, or `test-00000-of-00002` of two parts."""
 
 
 class Problem(NamedTuple):
@@ -59,14 +62,18 @@ def _recipe(name: str) -> ModuleType:
 
 
 def competition(entry: Entry) -> Problem:
-    """Return a problem of AIME or MATH-500, whose answer is a column of its own."""
+    """Return a problem of AIME or MATH-500, whose answer is a column of its own: a text or a whole number."""
+    _text(entry, "problem")
+    if not isinstance(entry["answer"], int) or isinstance(entry["answer"], bool):
+        _text(entry, "answer")
     return Problem(*_recipe("torl").problem_of(entry))
 
 
 def grade_school(entry: Entry) -> Problem:
     """Return a problem of GSM8K, whose answer ends in `#### 42`."""
+    question = _text(entry, "question")
     made = _recipe("gsm8k_multiturn").row(dict(entry), tool=False)
-    return Problem(entry["question"], made["reward_model"]["ground_truth"])
+    return Problem(question, made["reward_model"]["ground_truth"])
 
 
 def contest_program(entry: Entry) -> Problem:
@@ -77,13 +84,14 @@ def contest_program(entry: Entry) -> Problem:
     """
     tests = [*_tests(entry, "public_test_cases"), *_tests(entry, "private_test_cases")]
     kinds = sorted({str(test.get("testtype")) for test in tests})
-    truth: dict[str, Any] = {key: [test[key[:-1]] for test in tests] for key in ("inputs", "outputs")}
+    truth = _truth(tests)
+    question = _text(entry, "question_content")
     if kinds == ["functional"]:
-        truth["fn_name"] = json.loads(entry["metadata"])["func_name"]
-        return Problem(entry["question_content"], truth, "function", entry["starter_code"])
+        truth["fn_name"] = _text(json.loads(entry["metadata"]), "func_name")
+        return Problem(question, truth, "function", _text(entry, "starter_code"))
     if kinds != ["stdin"]:
         raise ConfigError(f"its tests are of the kinds {kinds}; expected ['stdin'] or ['functional']")
-    return Problem(entry["question_content"], truth, "stdin")
+    return Problem(question, truth, "stdin")
 
 
 def codeforces(entry: Entry) -> Problem:
@@ -100,13 +108,13 @@ def codeforces(entry: Entry) -> Problem:
         raise LeftOut("several answers are right, which a checker decides")
     if not entry["official_tests"] or not entry["official_tests_complete"]:
         raise LeftOut("its tests are cut")
-    parts = [f"# {entry['title']}", entry["description"]]
-    parts += [f"## {name}\n{entry[key]}" for name, key in (("Input", "input_format"), ("Output", "output_format"))]
-    for example in entry["examples"] or []:
-        parts.append(f"Example input:\n{example['input']}\nExample output:\n{example['output']}")
-    tests = entry["official_tests"]
-    truth = {"inputs": [test["input"] for test in tests], "outputs": [test["output"] for test in tests]}
-    return Problem("\n\n".join(part for part in parts if part), truth)
+    parts = [f"# {_text(entry, 'title')}", _text(entry, "description")]
+    for name, key in (("Input", "input_format"), ("Output", "output_format")):
+        parts += [f"## {name}\n{_text(entry, key)}"] if entry[key] else []  # a problem may have no such section
+    examples = _truth(entry["examples"] or [])
+    for given, printed in zip(examples["inputs"], examples["outputs"], strict=True):
+        parts.append(f"Example input:\n{given}\nExample output:\n{printed}")
+    return Problem("\n\n".join(parts), _truth(entry["official_tests"]))
 
 
 PROBLEM_READERS: dict[str, Callable[[Entry], Problem]] = {
@@ -131,6 +139,23 @@ SOLUTIONS: dict[str, Callable[[Entry], str | None]] = {
     "gsm8k": lambda entry: entry["answer"],
 }
 """For sets with solutions: an entry's own one, as an answer of a model; None where it has none that is in a box."""
+
+
+def _text(entry: Entry, column: str) -> str:
+    """Return the text in a column, which is not empty."""
+    value = entry[column]
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{column}: expected a text, got {show(value, 100)}; fetch the file again")
+    return value
+
+
+def _truth(tests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the inputs and the outputs of tests, all of which are texts."""
+    truth = {key: [test[key[:-1]] for test in tests] for key in ("inputs", "outputs")}
+    for key, values in truth.items():
+        if others := [value for value in values if not isinstance(value, str)]:
+            raise ConfigError(f"{key} of its tests: expected texts, got {show(others[0], 100)}; fetch the file again")
+    return truth
 
 
 def _tests(entry: Entry, column: str) -> list[dict[str, Any]]:
@@ -159,12 +184,20 @@ def pickled_text(packed: str) -> str:
         pickled = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
         if unpacker.unconsumed_tail:
             raise ConfigError(f"packed tests of more than {_MOST_BYTES} bytes; check where the file is from")
-        found = [(code.name, argument) for code, argument, _ in pickletools.genops(pickled)]
+        texts = []
+        for number, (code, argument, _) in enumerate(pickletools.genops(pickled)):
+            if number == _MOST_OPCODES:  # they are not collected: 1 GiB of them takes few bytes in the file
+                raise ConfigError(f"packed tests of more than {_MOST_OPCODES} pickle opcodes; expected one text")
+            if code.name in _TEXTS:
+                texts.append(argument)
+            elif code.name not in _AROUND:
+                raise ConfigError(
+                    f"packed tests with the pickle opcode {code.name!r}, which is never run; expected one text"
+                )
+    except ConfigError:  # a ValueError, too
+        raise
     except (binascii.Error, zlib.error, ValueError) as error:
         raise ConfigError(f"packed tests that cannot be read: {error}; fetch the file again") from None
-    texts = [argument for name, argument in found if name in _TEXTS]
-    if others := sorted({name for name, _ in found} - _TEXTS - _AROUND):
-        raise ConfigError(f"packed tests with the pickle opcodes {others}, which are never run; expected one text")
     if len(texts) != 1:
         raise ConfigError(f"packed tests with {len(texts)} texts; expected one")
     return str(texts[0])
@@ -179,16 +212,22 @@ def read_entries(name: str, protocol: EvaluationProtocol, source: str) -> list[E
         source: The file or the folder.
 
     Raises:
-        ConfigError: It has none of the files, they lie in several folders, or a column is missing.
+        ConfigError: It has not all of the files, one of them twice or in several folders, or a column is missing.
     """
     path = Path(source).expanduser()
     files = [path] if path.is_file() else _files(path, protocol.split)
+    if path.is_file() and len(protocol.split) > 1:
+        raise ConfigError(
+            f"--rows {source!r} is one file; {name} has {' and '.join(protocol.split)}: name their folder"
+        )
     if not files:
         raise ConfigError(f"--rows {source!r} has no such file; {protocol.needed(name)}")
     if len({file.parent for file in files}) > 1:
         raise ConfigError(
             f"--rows {source!r} has the files in several folders: {', '.join(map(str, files))}; name one of them"
         )
+    for stem in [_part(path)["stem"]] if path.is_file() else protocol.split:
+        _refuse_incomplete(source, stem, [file for file in files if _part(file)["stem"] == stem])
     entries = [entry for file in files for entry in read_rows(file, list(READERS))]
     for number, entry in enumerate(entries):
         there = {str(key).lower() for key in entry} if isinstance(entry, Mapping) else set()
@@ -202,9 +241,28 @@ def read_entries(name: str, protocol: EvaluationProtocol, source: str) -> list[E
 
 def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
     """Return the files of a split below a folder: `test.jsonl`, or parts such as `test-00000-of-00002.parquet`."""
-    name = re.compile(rf"(?:{'|'.join(map(re.escape, stems))})(?:-\d+-of-\d+)?")
     found = (path for suffix in READERS for path in folder.rglob(f"*{suffix}"))
-    return sorted(path for path in found if name.fullmatch(path.stem))
+    return sorted(path for path in found if _part(path)["stem"] in stems)
+
+
+def _part(file: Path) -> dict[str, str | None]:
+    """Return the `stem` of a file, and its `number` and their `count` where it is one of several parts."""
+    found = _PART.fullmatch(file.stem)
+    return found.groupdict() if found else {"stem": file.stem, "number": None, "count": None}
+
+
+def _refuse_incomplete(source: str, stem: str | None, files: Sequence[Path]) -> None:
+    """Refuse the files of one stem unless they are one file, or all parts of one form once."""
+    names = [file.name for file in files]
+    forms = {(file.suffix, _part(file)["count"]) for file in files}
+    if len(forms) != 1:
+        raise ConfigError(
+            f"--rows {source!r}: expected {stem} in one form, got {names}; fetch it, or remove the others"
+        )
+    ((_, count),) = forms
+    numbers = [int(_part(file)["number"] or 0) for file in files]
+    if sorted(numbers) != list(range(int(count or 1))):
+        raise ConfigError(f"--rows {source!r}: expected all {count} parts of {stem}, got {names}; fetch the others")
 
 
 def rows_of(name: str, protocol: EvaluationProtocol, entries: Sequence[Entry]) -> tuple[list[Row], Counter[str]]:
@@ -229,7 +287,8 @@ def rows_of(name: str, protocol: EvaluationProtocol, entries: Sequence[Entry]) -
             left_out[str(reason)] += 1
         except ConfigError as error:
             raise ConfigError(f"{name}, row {number}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:  # a value of another kind than its set has
+        # A value of another kind than its set has, or one that nests too deep to be read.
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{name}, row {number}: {error!r}; fetch the file again") from None
         else:
             rows.append(make_row(name, prompt_of(protocol, problem), problem.truth, ability=protocol.reward))

@@ -27,6 +27,8 @@ IN_OUT = {"input": "4\n", "output": "8\nend\n"}
 AS_LCB = {"input": "[1, 2]", "output": "[2, 4]", "testtype": "functional"}
 AS_PRIME = {"type": "function_call", "fn_name": "double", "input": [[1, 2]], "output": [[2, 4]]}
 NOT_JSON = "a call whose arguments or value are not JSON"
+DEEP = "[" * 200_000 + "]" * 200_000
+TOO_DEEP = "a value that is nested too deeply"
 # For each form of the data sets a row, and a program that solves it.
 FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "taco": ({"tests": json.dumps({"inputs": ["4\n", "5"], "outputs": ["8\nend", "10\nend\n"]})}, DOUBLE),
@@ -143,6 +145,9 @@ def test_the_prompt_has_the_statement_and_the_form_of_the_answer() -> None:
         ({"problem": "p", "tests": [{"input": "\ud800", "output": "1"}]}, "text that is not Unicode"),
         ({"problem": "\ud800", "tests": [IN_OUT]}, "text that is not Unicode"),
         ({"problem": "p", "tests": [{**AS_PRIME, "input": [[0] * 20_000]}]}, "no test that is short enough"),
+        ({"problem": "p", "tests": [AS_LCB], "metadata": DEEP}, TOO_DEEP),
+        ({"problem": "p", "tests": [{**AS_LCB, "input": DEEP}], "metadata": {"func_name": "f"}}, TOO_DEEP),
+        ([1], "a row that is no object"),
     ],
 )
 def test_what_cannot_be_scored_is_left_out_with_its_reason(entry: dict[str, Any], reason: str) -> None:
@@ -273,6 +278,14 @@ def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
         prepared("coding", tmp_path / "out", "--source", str(tmp_path / name))
+
+
+def test_a_line_that_is_no_object_or_too_deep_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps(entry_of("areal", number)) for number in range(3)]
+    (tmp_path / "mine.jsonl").write_text("\n".join([*lines, "[1]", f'{{"problem": {DEEP}}}']))
+    prepared("coding", tmp_path / "out", "--source", str(tmp_path / "mine.jsonl"))
+    tallies = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert tallies["train"]["left_out"] == {"a row that is no object": 2}
 
 
 async def test_the_made_problems_have_all_forms_and_programs_that_solve_them(tmp_path: Path) -> None:

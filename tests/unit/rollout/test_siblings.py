@@ -105,12 +105,22 @@ async def test_a_cancelled_group_ends_its_comparison_first() -> None:
     assert comparison.ended == "cancelled"
 
 
-async def test_a_group_that_is_cancelled_while_one_is_missing_compares_nobody() -> None:
+@pytest.mark.parametrize("end", ["gone", "joins", "cancelled"])
+async def test_a_group_that_is_cancelled_while_one_is_missing_compares_nobody(end: str) -> None:
+    async def run() -> None:
+        with siblings.running(2):
+            await asyncio.sleep(3600)
+
     comparison = Comparison()
-    siblings = Siblings(2, comparison)
-    waiting = asyncio.create_task(take_part(siblings, 0))
+    siblings = Siblings(3, comparison)
+    waiting = [asyncio.create_task(take_part(siblings, number)) for number in (0, 1)]
+    waiting += [asyncio.create_task(run())] if end == "cancelled" else []
     await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert all(task.cancelled() for task in waiting)
+    if end != "cancelled":
+        await take_part(siblings, 2, joins=end == "joins")
+    await asyncio.sleep(0)
     assert comparison.seen == []

@@ -43,6 +43,22 @@ def rows(tmp_path: Path) -> Path:
             "--rows 'a': bfcl has its rows from the package bfcl-eval; leave",
         ),
         (
+            ["--benchmark", "gsm8k", "--rows", ".", "--set", "data.val_files=[other.parquet]"],
+            "--set 'data.val_files=[other.parquet]': --benchmark gsm8k has its own rows, and sets data.val_files its",
+        ),
+        (
+            ["--benchmark", "bfcl", "--set", "++data.train_files=x"],
+            "itself; name it with --rows or another --ben",
+        ),
+        (
+            ["--benchmark", "aime24", "--rows", ".", "--set", "recipe.prepare.benchmark=aime25"],
+            "sets recipe.prepare.benchmark itself; name it with --rows or another --benchmark",
+        ),
+        (
+            ["--benchmark", "aime24", "--rows", ".", "--set", "recipe.prepare={benchmark:aime25}"],
+            "sets recipe.prepare.benchmark itself; name each of its keys",
+        ),
+        (
             ["--benchmark", "terminal"],
             "fetch https://github.com/harbor-framework/terminal-bench-2-1, and name the",
         ),
@@ -56,13 +72,15 @@ def test_what_cannot_be_evaluated_is_refused_at_once(words: list[str], problem: 
 
 def test_the_words_of_a_user_come_last_and_those_that_change_something_are_named(rows: Path) -> None:
     changes = ["actor_rollout_ref.rollout.val_kwargs.n=2", "trainer.n_gpus_per_node=2", "mt.turn_length=64"]
+    changes += ["data.train_batch_size=3", "data.filter_overlong_prompts=True", "+recipe.prepare.source=x"]
     plan, named = plan_benchmark(benchmark_options("gsm8k", [rows], [], False, changes), rows / "out")
-    assert named.words == ("--set mt.turn_length=64",)
+    others = ("--set data.filter_overlong_prompts=True", "--set +recipe.prepare.source=x")
+    assert named.words == ("--set mt.turn_length=64", *others)
     config = resolved(compose_run(plan))
     params = config["actor_rollout_ref"]["rollout"]["val_kwargs"]
     assert (params["n"], params["temperature"], params["top_p"], params["do_sample"]) == (2, 0.0, 1.0, False)
     assert config["data"]["max_response_length"] == 1024
-    assert config["recipe"]["prepare"] == {"benchmark": "gsm8k"}
+    assert config["recipe"]["prepare"] == {"benchmark": "gsm8k", "source": "x"}
     assert plan.data == str(rows.resolve())
     assert config["data"]["val_files"] == str(rows / "out" / "data" / "test.parquet")
 

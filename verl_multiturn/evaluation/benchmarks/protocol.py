@@ -37,6 +37,8 @@ _SAMPLING = "actor_rollout_ref.rollout.val_kwargs"
 _LENGTH = "data.max_response_length"
 _COMPARED = (*(f"{_SAMPLING}.{key}" for key in ("n", "temperature", "top_p", "do_sample")), _LENGTH)
 """Settings whose values `NamedBenchmark.departures` compares, so that words with them need not be named."""
+_ROWS = ("data.train_files", "data.val_files", "recipe.prepare.benchmark")
+"""Settings that would put the rows of something else in the place of the benchmark's."""
 
 
 class EvaluationProtocol(BaseModel):
@@ -138,6 +140,25 @@ class NamedBenchmark:
 def is_compared(word: str) -> bool:
     """Return whether a Hydra override sets a value that `NamedBenchmark.departures` compares."""
     return word.partition("=")[0].strip().lstrip("+") in _COMPARED
+
+
+def refuse_other_rows(name: str, words: Sequence[str]) -> None:
+    """Refuse Hydra overrides that put other rows in the place of a benchmark's, alone or with a whole section.
+
+    Args:
+        name: Name of the benchmark.
+        words: The user's overrides.
+
+    Raises:
+        ConfigError: One does.
+    """
+    for word in words:
+        key = word.partition("=")[0].strip().lstrip("+~").partition("@")[0]
+        if taken := [each for each in _ROWS if each == key or each.startswith(f"{key}.") or key.startswith(f"{each}.")]:
+            remedy = "name each of its keys" if key not in _ROWS else "name it with --rows or another --benchmark"
+            raise ConfigError(
+                f"--set {word!r}: --benchmark {name} has its own rows, and sets {' and '.join(taken)} itself; {remedy}"
+            )
 
 
 def benchmarks() -> list[str]:

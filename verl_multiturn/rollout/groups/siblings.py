@@ -9,7 +9,8 @@ Invariants:
 - the comparison runs once, in the order of the conversations' numbers, whichever ended first. It runs in the context of
   none of them, so that it is in nobody's timeline;
 - a conversation is waited for until it joins, or ends otherwise: none is waited for in vain;
-- only a whole group is cancelled. The comparison ends then, before the cancellation of a conversation goes on.
+- only a whole group is cancelled. Its comparison ends then, before the cancellation of a conversation goes on, and none
+  begins afterwards.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Siblings(Generic[T]):
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._comparison: asyncio.Future[None] | None = None
         self._has_failed = False
+        self._is_cancelled = False
 
     async def join(self, number: int, conversation: T) -> None:
         """Let a conversation take part, and return when no other one is missing.
@@ -82,6 +84,9 @@ class Siblings(Generic[T]):
         """
         try:
             yield
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            raise
         except Exception:
             self._has_failed = True
             raise
@@ -92,7 +97,7 @@ class Siblings(Generic[T]):
         self._missing.discard(number)
         if self._missing or self._all_ended.done():
             return
-        if self._joined:
+        if self._joined and not self._is_cancelled:
             self._comparison = contextvars.Context().run(asyncio.ensure_future, self._run())
             keep(self._comparison)  # those that joined may be cancelled before they look at it
         self._all_ended.set_result(None)

@@ -36,19 +36,19 @@ POLICY_LOSSES: list[Check] = [
     ),
     RefusalRow(
         (_LEVEL, _LOSS),
+        when=lambda run: _has_row_ratios(run) and RECORDED_LOOP in run.loops,
+        why=f"a recorded conversation or session may have several rows, and the agent loop {RECORDED_LOOP} takes them "
+        "as they are",
+        remedy=f"leave the first out with {_LOSS}={TURN_LOSS}, which has a ratio for each turn",
+    ),
+    RefusalRow(
+        (_LEVEL, _LOSS),
         when=lambda run: _has_row_ratios(run) and may_have_several_rows(run.config, run.settings),
         why="conversations have several rows here, and a policy loss sees the rows of one micro-batch without knowing "
         "whose they are",
         remedy=f"leave the first out with {_LOSS}={TURN_LOSS}, which has a ratio for each turn, or set "
         "{PATH}.context.mode=append, train the assistant alone and, with the agent loop {PROXY_LOOP}, set "
         "{PATH}.proxy.max_rows=1",
-    ),
-    RefusalRow(
-        (_LEVEL, _LOSS),
-        when=lambda run: _has_row_ratios(run) and RECORDED_LOOP in run.loops,
-        why=f"a recorded conversation or session may have several rows, and the agent loop {RECORDED_LOOP} takes them "
-        "as they are",
-        remedy=f"leave the first out with {_LOSS}={TURN_LOSS}, which has a ratio for each turn",
     ),
     RefusalRow(
         (_LOSS, _REJECTION),

@@ -182,7 +182,8 @@ _DISTILLATION: list[Check] = [
     RefusalRow(
         (_TEACHER, _MANAGER),
         when=lambda run: _teaches_several(run) and run.own_manager,
-        why="conversations have several rows here, and verl 0.9.1's own workers ask a teacher about the last one alone",
+        why="conversations may have several rows here, and verl 0.9.1's own workers ask a teacher about the last one "
+        "alone",
         remedy=f"leave {_MANAGER} out, or distillation",
     ),
     RefusalRow(
