@@ -101,11 +101,44 @@ async def test_an_answer_that_is_none_ends_the_run(width: int | None, wrong: dic
 
 
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("no teacher for 'sums'"), KeyError("prompt_ids")])
-async def test_what_verls_client_checks_ends_the_run_by_name(error: Exception) -> None:
+async def test_what_verls_client_checks_is_asked_again_and_then_ends_the_run_by_name(error: Exception) -> None:
+    skip_waits()
     teacher = Teacher()
     teacher.error = error
     with pytest.raises(TeacherContractError, match=f"it was not given: .*{type(error).__name__}"):
         await questions().ask([row(1, 2, 3)], teacher)
+    assert len(teacher.asked) == 4
+
+
+async def test_an_answer_that_a_server_cut_off_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    skip_waits()
+    teacher, output = Teacher(), row(1, 2, 3)
+
+    async def ask(output: Any) -> None:
+        teacher.error = None if teacher.asked else AssertionError("length (1) does not match")
+        await teacher(output)
+
+    await questions().ask([output], ask)
+    assert (len(teacher.asked), "teacher_logprobs" in output.extra_fields) == (2, True)
+    assert "cannot be read, and is requested again: " in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["pause", "mask"])
+async def test_a_question_has_one_time_limit_for_all_its_tries(mode: Any) -> None:
+    skip_waits()
+    clock = asyncio.get_running_loop().time
+    tries: list[float] = []
+
+    async def ask(output: Any) -> None:
+        tries.append(clock())
+        await asyncio.sleep(6)
+        if len(tries) == 1:
+            raise ConnectionResetError
+        await asyncio.Event().wait()
+
+    with pytest.raises(OutageError, match="the teacher has not answered for 10 s"):
+        await questions(mode=mode, stop_s=10.0).ask([row(1, 2, 3)], ask)
+    assert (len(tries), round(clock() - tries[1])) == (2, 4)
 
 
 async def test_another_error_is_raised_as_it_is() -> None:
@@ -117,7 +150,8 @@ async def test_another_error_is_raised_as_it_is() -> None:
 
 @pytest.mark.parametrize("mode", ["pause", "mask"])
 @pytest.mark.parametrize(
-    "error", [RayActorError(), RuntimeError("No available servers in load balancer"), TimeoutError()]
+    "error",
+    [RayActorError(), RuntimeError("No available servers in load balancer"), TimeoutError(), ConnectionResetError()],
 )
 async def test_a_server_that_is_away_is_asked_again_about_the_rows_without_an_answer(error: Any, mode: Any) -> None:
     skip_waits()

@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -32,12 +33,16 @@ from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.authorship import NOTHING
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
+
+logger = logging.getLogger(__name__)
 
 NAME = "teacher"
 """Name of the teachers' outages."""
@@ -47,6 +52,8 @@ _LEASE_S = 600.0
 """Seconds after which a question that was let through in an outage counts as failed."""
 _TRIES = 3
 """How often a question is repeated where a server has died, and no outage is known: another one may take it."""
+_VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
+"""What verl's client and servers raise for an answer that is short or empty, as of a request that a server aborted."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
 _MOST = 0.05
@@ -56,6 +63,10 @@ _MOST_MASS = 1.02
 
 Ask = Callable[[Any], Awaitable[None]]
 """Asks verl's teacher about one row, an output of an agent loop, and writes the answer into its `extra_fields`."""
+
+
+class _NoAnswerError(OutageError):
+    """A question has used up its time, in all tries together."""
 
 
 class TeacherRows:
@@ -84,45 +95,68 @@ class TeacherRows:
 
         Raises:
             OutageError: No server answered, for longer than `outage.stop_s` or in several attempts.
-            TeacherContractError: An answer does not belong to its row, or has a number that is none.
+            TeacherContractError: An answer does not belong to its row, or has a number that is none, or was cut off in
+                several attempts.
         """
         conversation = str(getattr(outputs[-1], "stats", {}).get("request_id", id(outputs[-1])))
 
+        left_s = {id(output): self._stop_s for output in outputs}
+
         async def once() -> OutageError | None:
-            return await self._all([output for output in outputs if LOGPROBS not in output.extra_fields], ask)
+            return await self._all([output for output in outputs if LOGPROBS not in output.extra_fields], ask, left_s)
 
         with during("teacher"):
             try:
-                outage = await ask_through(GuardedCall(self._watch, conversation, "reward"), once, _TRIES)
+                outage = await ask_through(
+                    GuardedCall(self._watch, conversation, "reward"), once, _TRIES, (_NoAnswerError,)
+                )
             except OutageEndError as error:
                 raise OutageError(f"distillation: {error}") from None
         if outage is not None:
             raise outage
 
-    async def _all(self, outputs: Sequence[Any], ask: Ask) -> OutageError | None:
-        tasks = [asyncio.ensure_future(self._one(output, ask)) for output in outputs]
+    async def _all(self, outputs: Sequence[Any], ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        tasks = [asyncio.ensure_future(self._one(output, ask, left_s)) for output in outputs]
         try:
             answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        return next((answer for answer in answers if answer is not None), None)
+        failed = [answer for answer in answers if answer is not None]
+        return next((answer for answer in failed if isinstance(answer, _NoAnswerError)), failed[0] if failed else None)
 
-    async def _one(self, output: Any, ask: Ask) -> OutageError | None:
-        """Ask about one row; return the outage that ended the question."""
-        async with self._slots:
+    async def _one(self, output: Any, ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        """Ask about one row, again where the answer is cut off; return the outage that ended the question."""
+        for again in range(_TRIES + 1):
             try:
-                async with asyncio.timeout(self._stop_s):
+                if (outage := await self._once(output, ask, left_s)) is not None:
+                    return outage
+                break
+            except _VERLS_CHECKS as error:
+                why = describe(getattr(error, "cause", error))
+                if again == _TRIES:
+                    raise _wrong(f"it was not given: {why}") from error
+                logger.warning("a teacher's answer cannot be read, and is requested again: %s", why)
+                await asyncio.sleep(2.0**again)
+        self._accept(output)
+        return None
+
+    async def _once(self, output: Any, ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        """Ask about one row once, for the time that is left of its `outage.stop_s`."""
+        clock = asyncio.get_running_loop().time
+        async with self._slots:
+            began = clock()
+            try:
+                async with asyncio.timeout(left_s[id(output)]) as limit:
                     await ask(output)
-            except TimeoutError:
-                return OutageError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
-            except (RayActorError, RuntimeError) as error:
-                if isinstance(error, RayActorError) or _NONE_LEFT in str(error):
+            except Exception as error:
+                if limit.expired():
+                    left_s[id(output)] = self._stop_s  # for a question after an outage
+                    return _NoAnswerError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
+                left_s[id(output)] -= clock() - began
+                if isinstance(error, RayActorError) or _NONE_LEFT in str(error) or _is_outage(error):
                     return OutageError(f"distillation: the teacher is not there: {describe(error)}")
                 raise
-            except (AssertionError, LookupError, TypeError, ValueError) as error:  # verl's own checks are of these
-                raise _wrong(f"it was not given: {describe(getattr(error, 'cause', error))}") from error
-        self._accept(output)
         return None
 
     def _accept(self, output: Any) -> None:
@@ -133,6 +167,10 @@ class TeacherRows:
             raise _wrong(wrong)
         if receipts := getattr(output, "receipts", b""):
             output.receipts = with_teacher(receipts, teacher_digest(np.array(tokens), ids.numpy(), logprobs.numpy()))
+
+
+def _is_outage(error: Exception) -> bool:
+    return cause_of(error, "outage", (), NOTHING, "service") == "outage"
 
 
 def _wrong(why: str) -> TeacherContractError:
