@@ -38,6 +38,7 @@ from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.timeline import during
+from verl_multiturn.certificate.check import LOGPROB
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
@@ -56,8 +57,6 @@ _VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
 """What verl's client and servers raise for an answer that is short or empty, as of a request that a server aborted."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
-_MOST = 0.05
-"""Largest log-prob: rounding may put one slightly above 0, as in bfloat16."""
 _MOST_MASS = 1.02
 """Largest sum of the probabilities of one position."""
 
@@ -76,13 +75,14 @@ class TeacherRows:
         outages: The outages that this process knows.
         at_once: The most questions of this worker that are under way.
         width: Number of ids for each token, K; None: one, which has to be the row's own.
+        words: Size of the trained model's vocabulary.
     """
 
-    def __init__(self, outages: Outages, at_once: int, width: int | None) -> None:
+    def __init__(self, outages: Outages, at_once: int, width: int | None, words: int) -> None:
         self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
         self._stop_s = outages.settings.stop_s
         self._slots = asyncio.Semaphore(at_once)
-        self._width = width
+        self._width, self._words = width, words
 
     async def ask(self, outputs: Sequence[Any], ask: Ask) -> None:
         """Ask about every row of a conversation, all at once, and check the answers.
@@ -163,7 +163,7 @@ class TeacherRows:
         """Check the answer about a row, and note it in the row's receipts."""
         tokens = [*output.prompt_ids, *output.response_ids]
         ids, logprobs = (output.extra_fields.get(name) for name in (IDS, LOGPROBS))
-        if wrong := fault(ids, logprobs, tokens, self._width):
+        if wrong := fault(ids, logprobs, tokens, self._width, self._words):
             raise _wrong(wrong)
         if receipts := getattr(output, "receipts", b""):
             output.receipts = with_teacher(receipts, teacher_digest(np.array(tokens), ids.numpy(), logprobs.numpy()))
@@ -180,7 +180,7 @@ def _wrong(why: str) -> TeacherContractError:
     )
 
 
-def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> str:
+def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None, words: int) -> str:
     """Return why a teacher's columns are not those of a row; "" where they are.
 
     Args:
@@ -188,6 +188,7 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
         logprobs: `(S, K)` log-probs of theirs.
         tokens: The row's S ids, prompt and response.
         width: K; None: 1, with the row's own ids.
+        words: Size of the trained model's vocabulary, whose logits the loss reads at the ids.
     """
     shape = (len(tokens), width or 1)
     for name, column in ((IDS, ids), (LOGPROBS, logprobs)):
@@ -195,7 +196,8 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
             found = tuple(column.shape) if isinstance(column, torch.Tensor) else type(column).__name__
             return f"{name} is {found}, expected {shape}"
     probabilities = logprobs.double().exp().sum(-1)
-    good = (torch.isfinite(logprobs) & (logprobs <= _MOST)).all(-1)
+    least, most = LOGPROB
+    good = ((logprobs >= least) & (logprobs <= most)).all(-1)  # NaN is in no range
     good[:-1] &= probabilities[:-1] <= _MOST_MASS  # the last entry is about no token: zeros, whatever K is
     if not bool(good.all()):
         at = int((~good).nonzero()[0])
@@ -206,12 +208,16 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
         if len(wrong):
             at = int(wrong[0])
             return f"{IDS} at token {at} of {len(tokens)} is {int(ids[at, 0])}, the row's next token is {int(own[at])}"
-    elif bool((ids < 0).any()):
-        return f"{IDS} has {int(ids.min())}, expected ids from 0"
+    elif bool(((ids < 0) | (ids >= words)).any()):
+        found = int(ids.min()) if bool((ids < 0).any()) else int(ids.max())
+        return f"{IDS} has {found}, expected ids from 0 to {words - 1}"
+    elif bool((twice := (ids[:-1].sort(-1).values.diff(dim=-1) == 0).any(-1)).any()):
+        at = int(twice.nonzero()[0])
+        return f"{IDS} at token {at} of {len(tokens)} is {ids[at].tolist()!r}, expected each id once"
     return ""
 
 
-def teacher_rows(manager: Any, config: DictConfig, outages: Outages) -> TeacherRows:
+def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int) -> TeacherRows:
     """Return the questions of one worker of a run.
 
     The servers together run at most `inference.max_num_seqs` requests each; a worker has its share of them under way,
@@ -221,9 +227,11 @@ def teacher_rows(manager: Any, config: DictConfig, outages: Outages) -> TeacherR
         manager: verl's `AsyncTeacherLLMServerManager` of the worker.
         config: verl's whole configuration.
         outages: The outages that this process knows.
+        words: Size of the trained model's vocabulary.
     """
     teachers = manager.teacher_model_configs.values()
     room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
     loss = manager.distillation_loss_config
     width = loss.topk if loss.loss_settings.use_topk else None
-    return TeacherRows(outages, max(1, math.ceil(room / config.actor_rollout_ref.rollout.agent.num_workers)), width)
+    at_once = max(1, math.ceil(room / config.actor_rollout_ref.rollout.agent.num_workers))
+    return TeacherRows(outages, at_once, width, words)
