@@ -209,8 +209,8 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None, wor
             at = int(wrong[0])
             return f"{IDS} at token {at} of {len(tokens)} is {int(ids[at, 0])}, the row's next token is {int(own[at])}"
     elif bool(((ids < 0) | (ids >= words)).any()):
-        found = int(ids.min()) if bool((ids < 0).any()) else int(ids.max())
-        return f"{IDS} has {found}, expected ids from 0 to {words - 1}"
+        outside = int(ids.min()) if bool((ids < 0).any()) else int(ids.max())
+        return f"{IDS} has {outside}, expected ids from 0 to {words - 1}"
     elif bool((twice := (ids[:-1].sort(-1).values.diff(dim=-1) == 0).any(-1)).any()):
         at = int(twice.nonzero()[0])
         return f"{IDS} at token {at} of {len(tokens)} is {ids[at].tolist()!r}, expected each id once"
