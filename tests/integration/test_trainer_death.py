@@ -33,7 +33,7 @@ def rows_of(*uids: str, padding: str = "") -> Any:
 class VerlsTrainer:
     """The part of verl's asynchronous trainer below our hooks."""
 
-    use_critic = False
+    use_critic = use_reference_policy = False
     restored = 0
 
     def __init__(self, config: Any) -> None:

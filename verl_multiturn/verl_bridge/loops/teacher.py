@@ -142,7 +142,7 @@ class TeacherRows:
         return None
 
     async def _once(self, output: Any, ask: Ask, left_s: dict[int, float]) -> OutageError | None:
-        """Ask about one row once, for the time that is left of its `outage.stop_s`."""
+        """Ask about one row once, within the rest of its `outage.stop_s`."""
         clock = asyncio.get_running_loop().time
         async with self._slots:
             began = clock()
