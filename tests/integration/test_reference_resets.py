@@ -139,12 +139,43 @@ def test_a_checkpoint_has_the_reference_once(pair: Pair, tmp_path: Path) -> None
     assert torch.equal(pair.weights(), kept)
     assert pair.worker.load_reference(str(third.parent)) == 4
     assert torch.equal(pair.weights(), moved)
-    assert pair.worker.load_reference(str(tmp_path)) == 0
+    assert pair.worker.load_reference(str(tmp_path / "no_folder")) == 0
     assert torch.equal(pair.weights(), moved)
     third.unlink()  # as verl's rotation does; the next checkpoint is written anew
     fourth = tmp_path / "fourth"
     pair.worker.save_reference(str(fourth), 4)
     assert (fourth / name).stat().st_nlink == 1
+
+
+def rank(number: int, ranks: int) -> Any:
+    """Return a worker that has not loaded its models."""
+    from verl_multiturn.verl_bridge.trainer.reference_worker import ReferenceWorker
+
+    worker: Any = object.__new__(ReferenceWorker)
+    worker._rank, worker._world_size = number, ranks
+    return worker
+
+
+def test_a_rank_whose_file_is_missing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "reference_world_size_2_rank_0.pt").touch()
+    for number, ranks in ((1, 2), (0, 1)):
+        missing = f"reference_world_size_{ranks}_rank_{number}.pt' is missing, expected the reference of rank {number}"
+        with pytest.raises(ConfigError, match=missing):
+            rank(number, ranks).load_reference(str(tmp_path))
+
+
+def test_each_rank_removes_its_file_of_a_checkpoint_that_is_written_over(tmp_path: Path) -> None:
+    place = tmp_path / "reference"
+    place.mkdir()
+    files = [place / f"reference_world_size_2_rank_{number}.pt" for number in range(2)]
+    for file in files:
+        file.touch()
+    for number, file in enumerate(files):
+        assert file.exists()
+        rank(number, 2).save_reference(str(place), 0)
+        assert not file.exists()
+    assert not place.exists()
+    rank(0, 2).save_reference(str(place), 0)
 
 
 def test_a_reference_of_another_model_changes_nothing(pair: Pair, tmp_path: Path) -> None:
@@ -265,16 +296,34 @@ def test_the_divergence_is_that_of_the_trained_tokens(
 
 def test_a_checkpoint_names_the_reference_in_force(tmp_path: Path) -> None:
     reference, workers = resets(every=2), Workers(steps=[2, 2])
-    reference.save(tmp_path / "global_step_1", workers)
-    assert workers.asked == []  # the run's model
+    first, third = (tmp_path / f"global_step_{step}" for step in (1, 3))
+    places = [str(folder / "actor" / "reference") for folder in (first, third)]
+    reference.save(first, workers)  # the run's model: another run's files are removed
     reference.end_step(2, workers, {})
-    reference.save(tmp_path / "global_step_3", workers)
-    assert workers.asked == ["reset", (str(tmp_path / "global_step_3" / "actor" / "reference"), 2)]
+    reference.save(third, workers)
+    assert workers.asked == [(places[0], 0), "reset", (places[1], 2)]
+    assert [json.loads((each / "reference.json").read_text()) for each in (first, third)] == [{"step": 0}, {"step": 2}]
     resumed = resets(every=2)
     resumed.load(tmp_path / "global_step_3", workers)
     assert (resumed.step, resumed.metrics()["rollout/reference/step"]) == (2, 2)
     with pytest.raises(ConfigError, match=r"references of several steps, got \[0, 2\] \(0: none\)"):
         resumed.load(tmp_path / "global_step_3", Workers(steps=[2, 0]))
+
+
+def test_a_reference_that_is_not_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    reference = resets(every=2)
+    reference.load(tmp_path, Workers(steps=[4, 4]))
+    assert reference.step == 4  # the checkpoint does not name one
+    (tmp_path / "reference.json").write_text('{"step": 2}')
+    for there in (0, 4):  # 0: a copy without the reference's folder
+        with pytest.raises(ConfigError, match=rf"the reference of step {there} \(0: none\), expected that of step 2"):
+            resets(every=2).load(tmp_path, Workers(steps=[there, there]))
+    (tmp_path / "reference.json").write_text('{"step": 0}')
+    reference.load(tmp_path, Workers(steps=[0, 4]))  # another machine's disk has another run's file
+    assert reference.step == 0
+    (tmp_path / "reference.json").write_text("[")
+    with pytest.raises(ConfigError, match=r"reference\.json' holds '\[', expected"):
+        reference.load(tmp_path, Workers())
 
 
 def test_a_run_without_resets_does_not_drop_a_reference(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -289,6 +338,13 @@ def test_a_run_without_resets_does_not_drop_a_reference(tmp_path: Path, caplog: 
         require_no_reference(folder, True)
     require_no_reference(folder, False)
     assert "is not loaded: the run compares with no reference" in caplog.text
+    (folder / "actor" / "reference" / "file.pt").unlink()
+    (folder / "actor" / "reference").rmdir()
+    (folder / "reference.json").write_text('{"step": 0}')
+    require_no_reference(folder, True)
+    (folder / "reference.json").write_text('{"step": 2}')  # its files are on another machine's disk
+    with pytest.raises(ConfigError, match=r"the reference of this checkpoint"):
+        require_no_reference(folder, True)
     begin_checkpoint(folder)  # one that is written over has no reference of before
     require_no_reference(folder, True)
 

@@ -40,7 +40,7 @@ class Teacher:
             self.running -= 1
         if self.error is not None:
             raise self.error
-        ids = torch.tensor([*tokens[1:], 0], dtype=torch.int32).reshape(-1, 1).repeat(1, self.width or 1)
+        ids = torch.tensor([*tokens[1:], 0], dtype=torch.int32).reshape(-1, 1) + torch.arange(self.width or 1)
         logprobs = torch.full(ids.shape, -4.0)
         logprobs[-1] = 0.0
         output.extra_fields |= {"teacher_ids": ids, "teacher_logprobs": logprobs, **self.wrong}
@@ -56,7 +56,7 @@ def row(*tokens: int, prompt: int = 2, receipts: bytes = b"", request_id: str = 
 def questions(width: int | None = None, at_once: int = 9, **outage: Any) -> Any:
     from verl_multiturn.verl_bridge.loops.teacher import TeacherRows
 
-    return TeacherRows(Outages(OutageSettings(**outage)), at_once, width)
+    return TeacherRows(Outages(OutageSettings(**outage)), at_once, width, 100)
 
 
 async def test_each_row_is_asked_about_by_itself_and_its_receipts_know_the_answer() -> None:
@@ -86,7 +86,14 @@ NAN = torch.tensor([[-1.0], [torch.nan], [0.0]])
         (None, {"teacher_logprobs": NAN}, r"at token 1 of 3 is \[nan\], expected log-probs"),
         (None, {"teacher_logprobs": torch.tensor([[-torch.inf], [-1.0], [0.0]])}, r"token 0 of 3 is \[-inf\]"),
         (None, {"teacher_logprobs": torch.tensor([[-1.0], [1.0], [0.0]])}, r"token 1 of 3 is \[1.0\]"),
-        (2, {"teacher_ids": torch.tensor([[2, -1], [3, 4], [0, 0]])}, "has -1, expected ids from 0"),
+        (2, {"teacher_ids": torch.tensor([[2, -1], [3, 4], [0, 0]])}, "has -1, expected ids from 0 to 99"),
+        (2, {"teacher_ids": torch.tensor([[2, 100], [3, 4], [0, 0]])}, "has 100, expected ids from 0 to 99"),
+        (
+            2,
+            {"teacher_ids": torch.tensor([[2, 4], [7, 7], [0, 0]])},
+            r"token 1 of 3 is \[7, 7\], expected each id",
+        ),
+        (None, {"teacher_logprobs": torch.tensor([[-1.0], [-1e30], [0.0]])}, r"token 1 of 3 is \[-1\.0\d*e\+30\]"),
         (2, {"teacher_logprobs": torch.full((3, 2), -0.1)}, r"token 0 of 3 is \[-0\.1\d*, -0\.1\d*\]"),
         (2, {"teacher_logprobs": torch.full((3, 1), -4.0)}, r"teacher_logprobs is \(3, 1\), expected \(3, 2\)"),
     ],
@@ -101,11 +108,44 @@ async def test_an_answer_that_is_none_ends_the_run(width: int | None, wrong: dic
 
 
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("no teacher for 'sums'"), KeyError("prompt_ids")])
-async def test_what_verls_client_checks_ends_the_run_by_name(error: Exception) -> None:
+async def test_what_verls_client_checks_is_asked_again_and_then_ends_the_run_by_name(error: Exception) -> None:
+    skip_waits()
     teacher = Teacher()
     teacher.error = error
     with pytest.raises(TeacherContractError, match=f"it was not given: .*{type(error).__name__}"):
         await questions().ask([row(1, 2, 3)], teacher)
+    assert len(teacher.asked) == 4
+
+
+async def test_an_answer_that_a_server_cut_off_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    skip_waits()
+    teacher, output = Teacher(), row(1, 2, 3)
+
+    async def ask(output: Any) -> None:
+        teacher.error = None if teacher.asked else AssertionError("length (1) does not match")
+        await teacher(output)
+
+    await questions().ask([output], ask)
+    assert (len(teacher.asked), "teacher_logprobs" in output.extra_fields) == (2, True)
+    assert "cannot be read, and is requested again: " in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["pause", "mask"])
+async def test_a_question_has_one_time_limit_for_all_its_tries(mode: Any) -> None:
+    skip_waits()
+    clock = asyncio.get_running_loop().time
+    tries: list[float] = []
+
+    async def ask(output: Any) -> None:
+        tries.append(clock())
+        await asyncio.sleep(6)
+        if len(tries) == 1:
+            raise ConnectionResetError
+        await asyncio.Event().wait()
+
+    with pytest.raises(OutageError, match="the teacher has not answered for 10 s"):
+        await questions(mode=mode, stop_s=10.0).ask([row(1, 2, 3)], ask)
+    assert (len(tries), round(clock() - tries[1])) == (2, 4)
 
 
 async def test_another_error_is_raised_as_it_is() -> None:
@@ -117,7 +157,8 @@ async def test_another_error_is_raised_as_it_is() -> None:
 
 @pytest.mark.parametrize("mode", ["pause", "mask"])
 @pytest.mark.parametrize(
-    "error", [RayActorError(), RuntimeError("No available servers in load balancer"), TimeoutError()]
+    "error",
+    [RayActorError(), RuntimeError("No available servers in load balancer"), TimeoutError(), ConnectionResetError()],
 )
 async def test_a_server_that_is_away_is_asked_again_about_the_rows_without_an_answer(error: Any, mode: Any) -> None:
     skip_waits()
@@ -207,8 +248,18 @@ def test_a_worker_has_its_share_of_the_servers() -> None:
             teacher_model_configs=dict(enumerate(teachers)), distillation_loss_config=loss,
         )  # fmt: skip
         config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"num_workers": workers}}}})
-        return teacher_rows(manager, config, Outages())
+        return teacher_rows(manager, config, Outages(), 100)
 
     assert (made(8, False, teacher(64, 2), teacher(10, 1))._slots._value, 138 / 8) == (18, 17.25)
     assert made(8, True, teacher(1, 1))._slots._value == 1
     assert (made(1, True, teacher(4, 1))._width, made(1, False, teacher(4, 1))._width) == (5, None)
+
+
+def test_a_worker_knows_the_vocabulary_of_the_model_that_it_trains() -> None:
+    from transformers import Qwen2Config
+
+    from tests.support.teachers import teaching, worker_of
+
+    worker = worker_of(teaching(), None)
+    worker.model_config = SimpleNamespace(hf_config=Qwen2Config(vocab_size=77))
+    assert worker._teacher._words == 77

@@ -29,6 +29,8 @@ from verl_multiturn.verl_bridge.trainer.distillation import distillation_loss
 from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
 
 Rows = Sequence[tuple[list[int], list[int], list[int]]]
+_WORDS = 1_000_000
+"""A vocabulary that is larger than that of any model here."""
 VERLS_WORKER: Any = MultiTurnWorker.__mro__[1]
 
 
@@ -83,7 +85,7 @@ def worker_of(config: DictConfig, client: Any) -> Any:
 async def ask(worker: Any, rows: Rows) -> list[dict[str, torch.Tensor]]:
     """Return the columns of each row of a conversation, as our worker stores them."""
     outputs = [row_output(prompt, response) for prompt, response, _ in rows]
-    questions = teacher_rows(worker.teacher_server_manager, worker.config, Outages())
+    questions = teacher_rows(worker.teacher_server_manager, worker.config, Outages(), _WORDS)
     await questions.ask(outputs, partial(worker._ask_teacher, columns={"data_source": "sums"}))
     return [output.extra_fields for output in outputs]
 

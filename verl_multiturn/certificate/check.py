@@ -47,8 +47,8 @@ _ROTARY = 4
 
 # Least and largest logprob that the trainer may have computed. Rounding may put it slightly above 0 (bfloat16 keeps 8
 # bits). A model's least likely token has a logprob some hundreds below 0; with a low temperature, some thousands.
-_LOGPROB = (-1e5, 0.05)
-_BOUNDS = {"old_log_probs": _LOGPROB, "ref_log_prob": _LOGPROB, "rollout_is_weights": (0.0, np.inf)}
+LOGPROB = (-1e5, 0.05)
+_BOUNDS = {"old_log_probs": LOGPROB, "ref_log_prob": LOGPROB, "rollout_is_weights": (0.0, np.inf)}
 """Least and largest number allowed in a column that the loss takes, by verl's name of the column."""
 
 # verl gives a padding row a uid of no prompt: `pad` and a hexadecimal UUID.
@@ -235,7 +235,7 @@ class _RowExamination:
                     None, None, f"the {name} column has shape {list(column.shape)}, expected {len(self.ids)} rows"
                 )
                 return
-        least, largest = _LOGPROB
+        least, largest = LOGPROB
         wrong = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs >= least) & (logprobs <= largest)).all(axis=1))
         if wrong.size:
             at = int(wrong[0])

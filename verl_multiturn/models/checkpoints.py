@@ -5,7 +5,8 @@ the beginning of it:
 
     global_step_N/trained.json           ours, in the asynchronous modes and with a filter of groups without signal
                                          verl_bridge/trainer/groups/history.py
-    global_step_N/actor/reference        ours, with the reference of a KL term that was reset
+    global_step_N/reference.json         ours, with resets of the reference of a KL term
+    global_step_N/actor/reference        ours, with a reference that was reset
                                          verl_bridge/trainer/reference_resets.py
     global_step_N/actor, critic          weights and optimizers
     global_step_N/data.pt                the data loader's position: a zip file, whose directory is written last
@@ -27,6 +28,7 @@ from typing import Any
 
 TRACKER = "latest_checkpointed_iteration.txt"
 TRAINED = "trained.json"
+REFERENCE = "reference.json"
 POSITION = "data.pt"
 QUEUE = "transfer_queue"
 _FOLDER = "global_step_"

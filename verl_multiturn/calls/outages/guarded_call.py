@@ -292,7 +292,10 @@ class GuardedCall:
 
 
 async def ask_through(
-    watched: GuardedCall, ask: Callable[[], Awaitable[OutageError | None]], tries: int = 0
+    watched: GuardedCall,
+    ask: Callable[[], Awaitable[OutageError | None]],
+    tries: int = 0,
+    last: tuple[type[OutageError], ...] = (),
 ) -> OutageError | None:
     """Ask a service about a conversation that has ended, and ask again after an outage: for rewards and teachers.
 
@@ -300,6 +303,7 @@ async def ask_through(
         watched: The call, in the role `reward`; it has not begun.
         ask: Asks once; returns the outage that ended it, or None where there was an answer, of any kind.
         tries: How often it is repeated, at first after 1 s, where it failed and no outage is known.
+        last: Outages after which it is repeated only where one is known: they have used up a question's time.
 
     Returns:
         The last outage, where the service was there and did not answer; None: it has answered.
@@ -322,7 +326,7 @@ async def ask_through(
         await watched.failed(outage)
         if not (watched.again or watched.must_wait):
             tries -= 1
-            if tries < 0:
+            if tries < 0 or isinstance(outage, last):
                 return outage
             again_s = 2 * again_s or 1.0  # the service is there, and may have much to do
             await asyncio.sleep(again_s)

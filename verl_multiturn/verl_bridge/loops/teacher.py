@@ -22,6 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -32,12 +33,17 @@ from omegaconf import DictConfig
 from ray.exceptions import RayActorError
 
 from verl_multiturn.calls.limits import OutageLimits
+from verl_multiturn.calls.outages.authorship import NOTHING
+from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.calls.timeline import during
+from verl_multiturn.certificate.check import LOGPROB
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
+
+logger = logging.getLogger(__name__)
 
 NAME = "teacher"
 """Name of the teachers' outages."""
@@ -47,15 +53,19 @@ _LEASE_S = 600.0
 """Seconds after which a question that was let through in an outage counts as failed."""
 _TRIES = 3
 """How often a question is repeated where a server has died, and no outage is known: another one may take it."""
+_VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
+"""What verl's client and servers raise for an answer that is short or empty, as of a request that a server aborted."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
-_MOST = 0.05
-"""Largest log-prob: rounding may put one slightly above 0, as in bfloat16."""
 _MOST_MASS = 1.02
 """Largest sum of the probabilities of one position."""
 
 Ask = Callable[[Any], Awaitable[None]]
 """Asks verl's teacher about one row, an output of an agent loop, and writes the answer into its `extra_fields`."""
+
+
+class _NoAnswerError(OutageError):
+    """A question has used up its time, in all tries together."""
 
 
 class TeacherRows:
@@ -65,13 +75,14 @@ class TeacherRows:
         outages: The outages that this process knows.
         at_once: The most questions of this worker that are under way.
         width: Number of ids for each token, K; None: one, which has to be the row's own.
+        words: Size of the trained model's vocabulary.
     """
 
-    def __init__(self, outages: Outages, at_once: int, width: int | None) -> None:
+    def __init__(self, outages: Outages, at_once: int, width: int | None, words: int) -> None:
         self._watch = outages.of(NAME, OutageLimits(), _LEASE_S) if outages.settings.mode == "pause" else None
         self._stop_s = outages.settings.stop_s
         self._slots = asyncio.Semaphore(at_once)
-        self._width = width
+        self._width, self._words = width, words
 
     async def ask(self, outputs: Sequence[Any], ask: Ask) -> None:
         """Ask about every row of a conversation, all at once, and check the answers.
@@ -84,55 +95,82 @@ class TeacherRows:
 
         Raises:
             OutageError: No server answered, for longer than `outage.stop_s` or in several attempts.
-            TeacherContractError: An answer does not belong to its row, or has a number that is none.
+            TeacherContractError: An answer does not belong to its row, or has a number that is none, or was cut off in
+                several attempts.
         """
         conversation = str(getattr(outputs[-1], "stats", {}).get("request_id", id(outputs[-1])))
 
+        left_s = {id(output): self._stop_s for output in outputs}
+
         async def once() -> OutageError | None:
-            return await self._all([output for output in outputs if LOGPROBS not in output.extra_fields], ask)
+            return await self._all([output for output in outputs if LOGPROBS not in output.extra_fields], ask, left_s)
 
         with during("teacher"):
             try:
-                outage = await ask_through(GuardedCall(self._watch, conversation, "reward"), once, _TRIES)
+                outage = await ask_through(
+                    GuardedCall(self._watch, conversation, "reward"), once, _TRIES, (_NoAnswerError,)
+                )
             except OutageEndError as error:
                 raise OutageError(f"distillation: {error}") from None
         if outage is not None:
             raise outage
 
-    async def _all(self, outputs: Sequence[Any], ask: Ask) -> OutageError | None:
-        tasks = [asyncio.ensure_future(self._one(output, ask)) for output in outputs]
+    async def _all(self, outputs: Sequence[Any], ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        tasks = [asyncio.ensure_future(self._one(output, ask, left_s)) for output in outputs]
         try:
             answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        return next((answer for answer in answers if answer is not None), None)
+        failed = [answer for answer in answers if answer is not None]
+        return next((answer for answer in failed if isinstance(answer, _NoAnswerError)), failed[0] if failed else None)
 
-    async def _one(self, output: Any, ask: Ask) -> OutageError | None:
-        """Ask about one row; return the outage that ended the question."""
-        async with self._slots:
+    async def _one(self, output: Any, ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        """Ask about one row, again where the answer is cut off; return the outage that ended the question."""
+        for again in range(_TRIES + 1):
             try:
-                async with asyncio.timeout(self._stop_s):
+                if (outage := await self._once(output, ask, left_s)) is not None:
+                    return outage
+                break
+            except _VERLS_CHECKS as error:
+                why = describe(getattr(error, "cause", error))
+                if again == _TRIES:
+                    raise _wrong(f"it was not given: {why}") from error
+                logger.warning("a teacher's answer cannot be read, and is requested again: %s", why)
+                await asyncio.sleep(2.0**again)
+        self._accept(output)
+        return None
+
+    async def _once(self, output: Any, ask: Ask, left_s: dict[int, float]) -> OutageError | None:
+        """Ask about one row once, within the rest of its `outage.stop_s`."""
+        clock = asyncio.get_running_loop().time
+        async with self._slots:
+            began = clock()
+            try:
+                async with asyncio.timeout(left_s[id(output)]) as limit:
                     await ask(output)
-            except TimeoutError:
-                return OutageError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
-            except (RayActorError, RuntimeError) as error:
-                if isinstance(error, RayActorError) or _NONE_LEFT in str(error):
+            except Exception as error:
+                if limit.expired():
+                    left_s[id(output)] = self._stop_s  # for a question after an outage
+                    return _NoAnswerError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
+                left_s[id(output)] -= clock() - began
+                if isinstance(error, RayActorError) or _NONE_LEFT in str(error) or _is_outage(error):
                     return OutageError(f"distillation: the teacher is not there: {describe(error)}")
                 raise
-            except (AssertionError, LookupError, TypeError, ValueError) as error:  # verl's own checks are of these
-                raise _wrong(f"it was not given: {describe(getattr(error, 'cause', error))}") from error
-        self._accept(output)
         return None
 
     def _accept(self, output: Any) -> None:
         """Check the answer about a row, and note it in the row's receipts."""
         tokens = [*output.prompt_ids, *output.response_ids]
         ids, logprobs = (output.extra_fields.get(name) for name in (IDS, LOGPROBS))
-        if wrong := fault(ids, logprobs, tokens, self._width):
+        if wrong := fault(ids, logprobs, tokens, self._width, self._words):
             raise _wrong(wrong)
         if receipts := getattr(output, "receipts", b""):
             output.receipts = with_teacher(receipts, teacher_digest(np.array(tokens), ids.numpy(), logprobs.numpy()))
+
+
+def _is_outage(error: Exception) -> bool:
+    return cause_of(error, "outage", (), NOTHING, "service") == "outage"
 
 
 def _wrong(why: str) -> TeacherContractError:
@@ -142,7 +180,7 @@ def _wrong(why: str) -> TeacherContractError:
     )
 
 
-def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> str:
+def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None, words: int) -> str:
     """Return why a teacher's columns are not those of a row; "" where they are.
 
     Args:
@@ -150,6 +188,7 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
         logprobs: `(S, K)` log-probs of theirs.
         tokens: The row's S ids, prompt and response.
         width: K; None: 1, with the row's own ids.
+        words: Size of the trained model's vocabulary, whose logits the loss reads at the ids.
     """
     shape = (len(tokens), width or 1)
     for name, column in ((IDS, ids), (LOGPROBS, logprobs)):
@@ -157,7 +196,8 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
             found = tuple(column.shape) if isinstance(column, torch.Tensor) else type(column).__name__
             return f"{name} is {found}, expected {shape}"
     probabilities = logprobs.double().exp().sum(-1)
-    good = (torch.isfinite(logprobs) & (logprobs <= _MOST)).all(-1)
+    least, most = LOGPROB
+    good = ((logprobs >= least) & (logprobs <= most)).all(-1)  # NaN is in no range
     good[:-1] &= probabilities[:-1] <= _MOST_MASS  # the last entry is about no token: zeros, whatever K is
     if not bool(good.all()):
         at = int((~good).nonzero()[0])
@@ -168,12 +208,16 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None) -> 
         if len(wrong):
             at = int(wrong[0])
             return f"{IDS} at token {at} of {len(tokens)} is {int(ids[at, 0])}, the row's next token is {int(own[at])}"
-    elif bool((ids < 0).any()):
-        return f"{IDS} has {int(ids.min())}, expected ids from 0"
+    elif bool(((ids < 0) | (ids >= words)).any()):
+        outside = int(ids.min()) if bool((ids < 0).any()) else int(ids.max())
+        return f"{IDS} has {outside}, expected ids from 0 to {words - 1}"
+    elif bool((twice := (ids[:-1].sort(-1).values.diff(dim=-1) == 0).any(-1)).any()):
+        at = int(twice.nonzero()[0])
+        return f"{IDS} at token {at} of {len(tokens)} is {ids[at].tolist()!r}, expected each id once"
     return ""
 
 
-def teacher_rows(manager: Any, config: DictConfig, outages: Outages) -> TeacherRows:
+def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int) -> TeacherRows:
     """Return the questions of one worker of a run.
 
     The servers together run at most `inference.max_num_seqs` requests each; a worker has its share of them under way,
@@ -183,9 +227,11 @@ def teacher_rows(manager: Any, config: DictConfig, outages: Outages) -> TeacherR
         manager: verl's `AsyncTeacherLLMServerManager` of the worker.
         config: verl's whole configuration.
         outages: The outages that this process knows.
+        words: Size of the trained model's vocabulary.
     """
     teachers = manager.teacher_model_configs.values()
     room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
     loss = manager.distillation_loss_config
     width = loss.topk if loss.loss_settings.use_topk else None
-    return TeacherRows(outages, max(1, math.ceil(room / config.actor_rollout_ref.rollout.agent.num_workers)), width)
+    at_once = max(1, math.ceil(room / config.actor_rollout_ref.rollout.agent.num_workers))
+    return TeacherRows(outages, at_once, width, words)

@@ -14,6 +14,7 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.models.checkpoints import (
     POSITION,
     QUEUE,
+    REFERENCE,
     TRACKER,
     TRAINED,
     checkpoint_folder,
@@ -38,7 +39,7 @@ class LastCheckpoint(NamedTuple):
 def begin_checkpoint(folder: Path) -> None:
     """Make the folder of a checkpoint. One that is written over counts as incomplete until it is whole again."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (TRAINED, POSITION):
+    for name in (TRAINED, POSITION, REFERENCE):
         (folder / name).unlink(missing_ok=True)
     for stale in (folder / QUEUE, reference_folder(folder)):
         if stale.exists():

@@ -29,7 +29,8 @@ def distillation_loss(
     """Return verl's loss of a micro-batch and its metrics; without a trained token the loss 0, with gradients of 0.
 
     The metrics of such a micro-batch have the names of the others, since verl joins them: a least value is infinite, a
-    largest one minus infinity, so that neither counts, and the others are 0, as verl's own of a masked batch.
+    largest one minus infinity, so that neither counts, and the others are 0, as verl's own of a masked batch. That
+    counts in means, which verl takes over micro-batches without weights.
 
     Args:
         config: verl's settings of the actor.
@@ -70,7 +71,7 @@ def _with_one(data: TensorDict) -> TensorDict:
 
 
 def _nothing(metric: Any) -> Any:
-    """Return a metric in whose aggregate nothing counts."""
+    """Return a metric that has no effect on least and largest values and on sums; in a mean it counts as 0."""
     if isinstance(metric, Metric):
         return Metric(metric.aggregation, _NEUTRAL.get(metric.aggregation.value, 0.0))
     return metric * 0.0

@@ -3,10 +3,11 @@
 KL terms hold the actor near its reference. A long run is held back by them, once it is far from where it began. So
 ProRL (arXiv 2505.24864) makes the actor the new reference now and then, with an optimizer that begins anew.
 
-    global_step_N/actor/reference/    the reference in force in step N, a file for each rank; missing: the run's model
+    global_step_N/reference.json      the step whose weights the reference in force in step N has; 0: the run's model
+    global_step_N/actor/reference/    that reference, a file for each rank; missing with step 0
 
-verl removes it with the actor's folder (`max_actor_ckpt_to_keep`). Checkpoints with the same reference share its file
-where the disk has hard links, so that it takes its space once.
+verl removes the folder with the actor's folder (`max_actor_ckpt_to_keep`). Checkpoints with the same reference share
+its file where the disk has hard links, so that it takes its space once.
 
 Invariants:
 - the reference in force depends on the checkpoint alone that a start resumes from: a reset after it happens again;
@@ -15,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Collection
@@ -27,7 +29,8 @@ from verl.trainer.ppo.core_algos import kl_penalty
 
 from verl_multiturn.config import PATH, ReferenceResetSettings
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.models.checkpoints import reference_folder
+from verl_multiturn.models.checkpoints import REFERENCE, reference_folder
+from verl_multiturn.records.write.run_file import write_whole
 from verl_multiturn.verl_bridge.compat.row_store import get_columns
 from verl_multiturn.verl_bridge.settings import settings_of
 from verl_multiturn.verl_bridge.trainer.reference_worker import WORKERS
@@ -121,14 +124,14 @@ class ReferenceResets:
             )
 
     def save(self, folder: Path, workers: Any) -> None:
-        """Write the reference into a checkpoint, unless it is the run's model. It is called before verl writes.
+        """Write the reference into a checkpoint; of the run's model its step alone. It is called before verl writes.
 
         Args:
             folder: Folder of the checkpoint.
             workers: verl's group of training workers.
         """
-        if self.step:
-            workers.save_reference(str(reference_folder(folder.absolute())), self.step)
+        write_whole(folder / REFERENCE, json.dumps({"step": self.step}))
+        workers.save_reference(str(reference_folder(folder.absolute())), self.step)
 
     def load(self, folder: Path, workers: Any) -> None:
         """Restore the reference of a checkpoint, which verl has just loaded.
@@ -138,10 +141,11 @@ class ReferenceResets:
             workers: verl's group of training workers.
 
         Raises:
-            ConfigError: Not all ranks have the same one.
+            ConfigError: Not all ranks have the same one, or not that of the checkpoint.
         """
-        place = reference_folder(folder.absolute())
-        steps = sorted({*workers.load_reference(str(place))})
+        place, told = reference_folder(folder.absolute()), _saved_step(folder)
+        # With the run's model, files of another run may lie on the disk of another machine.
+        steps = [0] if told == 0 else sorted({*workers.load_reference(str(place))})
         if len(steps) > 1:
             raise ConfigError(
                 f"{str(place)!r} has references of several steps, got {steps} (0: none), expected that of one step "
@@ -149,7 +153,30 @@ class ReferenceResets:
                 "trainer.resume_from_path"
             )
         (self.step,) = steps
+        if told is not None and self.step != told:
+            raise ConfigError(
+                f"{str(place)!r} has the reference of step {self.step} (0: none), expected that of step {told}, which "
+                f"{REFERENCE} beside actor names; resume from a whole copy of the checkpoint"
+            )
         self.begin_step()
+
+
+def _saved_step(folder: Path) -> int | None:
+    """Return the step of a checkpoint's reference; None: it is of a run that resets none.
+
+    Raises:
+        ConfigError: The file has none.
+    """
+    path = folder / REFERENCE
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return int(json.loads(text)["step"])
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(
+            f'{str(path)!r} holds {text[:80]!r}, expected {{"step": N}}; resume from a whole copy of the checkpoint'
+        ) from None
 
 
 def with_our_workers(workers: dict[Any, Any]) -> dict[Any, Any]:
@@ -176,12 +203,12 @@ def require_no_reference(folder: Path, compares: bool) -> None:
         ConfigError: The run would go on with another reference.
     """
     place = reference_folder(folder)
-    if not place.is_dir():
+    if not (place.is_dir() or _saved_step(folder)):  # the folder may be on another machine's disk
         return
     if compares:
         raise ConfigError(
             f"{str(place)!r} is the reference of this checkpoint, and without {_KEY} the run would go on with its "
             f"model as the reference; set {_KEY}.every to the same steps as before (or to more than the run has, for "
-            "no further reset), or move that folder away"
+            f"no further reset), or move that folder and {REFERENCE} away"
         )
     logger.warning("%s is not loaded: the run compares with no reference", place)

@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -132,9 +133,15 @@ class ReferenceCopies:
 
         Args:
             folder: Folder for the reference, as an absolute path.
-            step: The step whose weights the reference has.
+            step: The step whose weights the reference has; 0: those of the run's model, of which nothing is written.
+                This rank's disk then loses the file of a checkpoint that is written over.
         """
         path = self._file(Path(folder))
+        if not step:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not there, or other ranks have files in it
+                path.parent.rmdir()
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         begun = path.with_name(f".{path.name}")
         begun.unlink(missing_ok=True)
@@ -162,10 +169,15 @@ class ReferenceCopies:
             folder: Folder for the reference, as an absolute path.
 
         Raises:
-            ConfigError: It is that of another model, or of other parts.
+            ConfigError: It is that of another model or of other parts, or other ranks have files there alone.
         """
         path = self._file(Path(folder))
         if not path.is_file():
+            if path.parent.is_dir():
+                raise ConfigError(
+                    f"{str(path)!r} is missing, expected the reference of rank {self.rank} of {self.world_size}; "
+                    "resume with as many ranks as the checkpoint has, from a whole copy of it"
+                )
             return 0
         saved = torch.load(path, map_location="cpu", weights_only=True)
         copy_shards(saved["shards"], shards_of(self.ref.engine.module))

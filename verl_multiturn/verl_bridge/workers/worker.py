@@ -59,6 +59,7 @@ class MultiTurnWorker(_VerlWorker):
     reward_loop_worker_handles: Any
     distillation_enabled: bool
     teacher_server_manager: Any
+    model_config: Any
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         hold_verls_tracing(config)
@@ -241,7 +242,8 @@ class MultiTurnWorker(_VerlWorker):
 
     @cached_property
     def _teacher(self) -> TeacherRows:
-        return teacher_rows(self.teacher_server_manager, self.config, self._outages)
+        words = int(self.model_config.hf_config.get_text_config().vocab_size)
+        return teacher_rows(self.teacher_server_manager, self.config, self._outages, words)
 
     async def _ask_teacher(self, output: Any, columns: dict[str, Any]) -> None:
         """Ask verl's teacher about one row, as verl asks about the last one."""
