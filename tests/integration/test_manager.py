@@ -32,6 +32,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
             self.let_go = asyncio.Event()
             self.writing = asyncio.Event()
             self.released = 0
+            self.distillation_enabled = False
 
         async def _run_agent_loop(self, *args: Any, uid: str, session_id: int, **kwargs: Any) -> None:
             try:

@@ -366,7 +366,7 @@ def test_a_run_that_goes_on_doubts_the_groups_that_had_finished(store: WritableS
     from verl_multiturn.verl_bridge.trainer import hooks
 
     class Base:
-        use_critic = False
+        use_critic = use_reference_policy = False
 
         def __init__(self, config: Any) -> None:
             self.config = config
@@ -452,7 +452,7 @@ def test_the_run_ends_with_a_checkpoint(store: WritableStore, tmp_path: Any, mon
     monkeypatch.setattr(hooks, "close_workers", lambda workers: None)  # there is no Ray here
 
     class Base:
-        use_critic = False
+        use_critic = use_reference_policy = False
 
         def __init__(self, config: Any) -> None:
             self.config, self._sampler = config, CustomSampler(None)
@@ -506,7 +506,7 @@ def validating(store: WritableStore, keeper: FakeKeeper, scored: dict[str, Any])
     from verl_multiturn.verl_bridge.trainer import hooks
 
     class Base:
-        use_critic = False
+        use_critic = use_reference_policy = False
 
         def __init__(self, config: Any) -> None:
             self.config = config
