@@ -59,6 +59,8 @@ def make_worker(cls: type, processor: Any, teacher: bool) -> Any:
     worker.processor, worker.tokenizer = processor, None if processor is None else processor.tokenizer
     worker.mm_processor_kwargs, worker.reward_loop_worker_handles = {}, [Judge()]
     worker.distillation_enabled, worker.teacher_key, worker.teacher_server_manager = teacher, "data_source", Teacher()
+    text = SimpleNamespace(vocab_size=1_000_000)
+    worker.model_config = SimpleNamespace(hf_config=SimpleNamespace(get_text_config=lambda: text))
     worker.config = OmegaConf.create({
         "actor_rollout_ref": {"rollout": {"custom": {"multiturn": {}}, "agent": {"num_workers": 2}}},
         "algorithm": {"adv_estimator": "grpo"},
