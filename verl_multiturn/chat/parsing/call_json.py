@@ -81,8 +81,7 @@ def named_calls(value: Any) -> list[NamedCall]:
     Example: `{"name": "lookup", "arguments": {"key": "a"}}` becomes `[("lookup", '{"key": "a"}')]`.
 
     Raises:
-        UnreadableCallError: An object is not a call, has an unknown key, or has both `arguments` and `parameters`; or
-            its name or its arguments hold half a character.
+        UnreadableCallError: An object is not a call, has an unknown key, or has both `arguments` and `parameters`.
     """
     found = value if isinstance(value, list) and value else [value]
     calls = []
@@ -95,7 +94,6 @@ def named_calls(value: Any) -> list[NamedCall]:
             )
         if "arguments" in call and "parameters" in call:
             raise UnreadableCallError('a call has "arguments" or "parameters", not both')
-        as_json(call["name"])
         calls.append((call["name"], written_arguments(call.get("arguments", call.get("parameters", {})))))
     return calls
 
@@ -115,7 +113,6 @@ def written_arguments(arguments: Any) -> str:
     try:
         json.loads(arguments)
     except (ValueError, RecursionError):
-        as_json(arguments)
         return arguments  # the check against the tool's schema reports it to the model later
     as_json(read_json(arguments.lstrip())[0])
     return arguments
@@ -134,7 +131,7 @@ def read_problem(error: Exception) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Write a call's arguments, or its name, as JSON text.
+    """Write a call's arguments as JSON text.
 
     Raises:
         UnreadableCallError: JSON cannot hold the value, or it contains half a character (a lone surrogate), which no
@@ -146,7 +143,7 @@ def as_json(value: Any) -> str:
             text.encode()
         return text
     except UnicodeEncodeError:
-        raise UnreadableCallError("the call holds half a character, a lone surrogate") from None
+        raise UnreadableCallError("the call's arguments hold half a character, a lone surrogate") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise UnreadableCallError(f"the call's arguments are no JSON ({message_of(error)})") from None
 
