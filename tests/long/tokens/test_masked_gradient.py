@@ -7,7 +7,8 @@ import torch
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.stack
+# Importing verl's trainers warns about optional engines that are not installed.
+pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 # An outcome reward is the sum of a row's token rewards, masked or not: verl puts it on the last token of any kind.
 SUMS_ALL_REWARDS = {
