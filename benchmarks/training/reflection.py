@@ -53,7 +53,7 @@ from verl_multiturn.records.read.records import read_records
 ARMS: Mapping[str, int] = {"one": 1, "two": 2}
 """Tries of a training row in each arm."""
 TEMPERATURE = 0.6
-"""Of the validations, as in AReaL's example."""
+"""Temperature of the validations, as in AReaL's example."""
 MOST_STEPS = 1000
 POINTS = "points.json"
 _TASK = Path(__file__).with_name("reflection_task.py")

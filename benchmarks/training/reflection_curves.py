@@ -36,7 +36,7 @@ class Point(NamedTuple):
     tokens: float
     """Tokens that were sampled for training before it."""
     first: list[float]
-    """Of each held-out row, in their order: 1.0 where the first answer was right."""
+    """Score of each held-out row's first answer, in the rows' order: 1.0 where it was right."""
     final: list[float]
     """The same of the last answer."""
 

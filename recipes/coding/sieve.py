@@ -14,7 +14,7 @@ Words = tuple[str, ...]
 
 @dataclass
 class Tally:
-    """What became of the rows of a split: how many came and were kept, and why the others were not."""
+    """Count the rows of a split: how many came and were kept, and why the others were not."""
 
     read: int = 0
     kept: int = 0

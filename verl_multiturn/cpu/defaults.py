@@ -41,7 +41,7 @@ itself, and runs Triton's kernels with every backend that it does not know.
 _CHECKPOINT_ENGINE = "verl_multiturn.cpu.checkpoint_engine"
 _PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 _FORCED_ENGINE = {"enforce_eager": True, "free_cache_engine": False, "tensor_model_parallel_size": 1}
-"""Of every engine, that of a teacher, too."""
+"""Settings of every engine, that of a teacher, too."""
 # Forced settings, whatever a GPU recipe sets: verl and SGLang cannot run on a CPU without them.
 _FORCED = {
     "trainer.device": "cpu",

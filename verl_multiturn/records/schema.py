@@ -412,7 +412,7 @@ class ConversationLine(_SchemaModel):
     score: Number | None = None
     """Of `score`: the whole reward."""
     verdicts: dict[str, Number | dict[str, Number]] = {}
-    """Of `score`: the verdict of each criterion of the reward `rubric` by its name, or by the number of the turn."""
+    """Verdict of each criterion of the reward `rubric` by its name, or by the number of the turn; in `score` alone."""
 
 
 class Summary(_SchemaModel):

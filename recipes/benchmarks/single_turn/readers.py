@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
     question: str
     truth: Any
-    """As its reward needs it."""
+    """Ground truth, in the form that its reward needs."""
     form: str = ""
     """Which of the protocol's prompts it takes; empty: the only one."""
     starter: str = ""

@@ -302,7 +302,7 @@ async def test_the_made_problems_have_all_forms_and_programs_that_solve_them(tmp
 
 
 def test_the_settings_are_areals() -> None:
-    """Those of `examples/configs/qwen3-code/8b.yaml` and `14b.yaml`, under the names of verl."""
+    """Compare with `examples/configs/qwen3-code/8b.yaml` and `14b.yaml`, under the names of verl."""
     for variant, model, tensor, generation, training in (
         ("areal_8b", "Qwen/Qwen3-8B", 2, 20, 4),
         ("areal_14b", "Qwen/Qwen3-14B", 4, 40, 8),

@@ -55,7 +55,7 @@ class EvaluationProtocol(BaseModel):
     rows: str
     """The place of the rows: the name of a data set on the hub, an address, or `package NAME` for an installed one."""
     split: list[str]
-    """Of fetched rows the names of the files, without endings; of a recipe those that are evaluated."""
+    """Names of the files of fetched rows, without endings; of a recipe, the splits that are evaluated."""
     columns: list[str] = []
     window: list[str] | None = Field(default=None, min_length=2, max_length=2)
     """First and last day of the problems, as in `2024-08-01`; None: all."""

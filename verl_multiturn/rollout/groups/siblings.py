@@ -87,7 +87,7 @@ class Siblings(Generic[T]):
         except asyncio.CancelledError:
             self._is_cancelled = True
             raise
-        except Exception:
+        except Exception:  # whatever a conversation raises, its group has failed
             self._has_failed = True
             raise
         finally:

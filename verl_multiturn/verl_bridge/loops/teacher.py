@@ -54,7 +54,7 @@ _LEASE_S = 600.0
 _TRIES = 3
 """How often a question is repeated where a server has died, and no outage is known: another one may take it."""
 _VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
-"""What verl's client and servers raise for an answer that is short or empty, as of a request that a server aborted."""
+"""Errors of verl's client and servers for an answer that is short or empty, as of a request that a server aborted."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
 _MOST_MASS = 1.02
@@ -149,7 +149,7 @@ class TeacherRows:
             try:
                 async with asyncio.timeout(left_s[id(output)]) as limit:
                     await ask(output)
-            except Exception as error:
+            except Exception as error:  # an engine's client raises errors of its libraries; the others go on
                 if limit.expired():
                     left_s[id(output)] = self._stop_s  # for a question after an outage
                     return _NoAnswerError(f"distillation: the teacher has not answered for {self._stop_s:g} s")
