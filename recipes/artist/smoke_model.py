@@ -19,7 +19,7 @@ from verl_multiturn.task_sets.bfcl.tools import bfcl_tools
 
 COMMON = Path(__file__).resolve().parents[1] / "common"
 sys.path.insert(0, str(COMMON))
-from sft import Learner, batch_of, encode  # noqa: E402
+from sft import Learner, encode  # noqa: E402
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
@@ -66,11 +66,7 @@ def make_model(folder: Path, dialogues: Sequence[Dialogue], steps: int = 160) ->
     learner = Learner(model, lr=3e-3, steps=steps, warmup=16, floor=0.02, weight_decay=0.0)
     for _ in range(steps):
         at = rng.randrange(len(examples) - 2)
-        ids_BT, labels_BT = batch_of(examples[at : at + 3], model.config.pad_token_id)
-        learned_BT = labels_BT[:, 1:] != -100
-        logits_NV = model.lm_head(model.model(input_ids=ids_BT).last_hidden_state[:, :-1][learned_BT])
-        loss = torch.nn.functional.cross_entropy(logits_NV, labels_BT[:, 1:][learned_BT])
-        learner.update(loss)
+        loss = learner.learn(examples[at : at + 3])
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

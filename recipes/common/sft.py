@@ -89,6 +89,21 @@ class Learner:
 
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, share)
 
+    def learn(self, rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
+        """Make one update on rows of a causal model, and return the mean loss of their learned tokens.
+
+        Args:
+            rows: Token ids and loss mask of each row, both `(tokens,)`.
+        """
+        model: Any = self._model
+        ids_BT, labels_BT = batch_of(rows, model.config.pad_token_id)
+        learned_BT = labels_BT[:, 1:] != -100
+        # Attention is causal and padding on the right, so no attention mask is needed. Logits are for labels alone.
+        logits_NV = model.lm_head(model.model(input_ids=ids_BT).last_hidden_state[:, :-1][learned_BT])
+        loss = torch.nn.functional.cross_entropy(logits_NV, labels_BT[:, 1:][learned_BT])
+        self.update(loss)
+        return loss
+
     def update(self, loss: torch.Tensor) -> None:
         """Make one update with the gradients of a loss."""
         loss.backward()

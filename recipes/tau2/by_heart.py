@@ -16,7 +16,7 @@ from verl_multiturn.task_sets.tau2.package import tool_schemas
 
 COMMON = Path(__file__).resolve().parents[1] / "common"
 sys.path.insert(0, str(COMMON))
-from sft import Learner, batch_of, encode  # noqa: E402  # the folder is on the path only now
+from sft import Learner, encode  # noqa: E402  # the folder is on the path only now
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer  # noqa: E402
 
@@ -49,11 +49,7 @@ def make_model(
         examples.append((ids, [0] * len(greeted) + mask[len(greeted) :]))  # the greeting is not the model's
     learner = Learner(model, lr=5e-3, steps=steps, warmup=10, weight_decay=0.0)
     for step in range(steps):
-        ids_BT, labels_BT = batch_of(rng.sample(examples, min(2, len(examples))), config.pad_token_id)
-        learned_BT = labels_BT[:, 1:] != -100
-        logits_NV = model.lm_head(model.model(input_ids=ids_BT).last_hidden_state[:, :-1][learned_BT])
-        loss = torch.nn.functional.cross_entropy(logits_NV, labels_BT[:, 1:][learned_BT])
-        learner.update(loss)
+        loss = learner.learn(rng.sample(examples, min(2, len(examples))))
         if step % 20 == 0:
             print(json.dumps({"step": step, "loss": round(loss.item(), 4)}), flush=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from verl_multiturn.verdicts.task import read_task
 
 COMMON = Path(__file__).resolve().parents[1] / "common"
 sys.path.insert(0, str(COMMON))
-from sft import Learner, batch_of, encode  # noqa: E402
+from sft import Learner, encode  # noqa: E402
 from tiny_model import tiny_config  # noqa: E402
 from tiny_tokenizer import make_tokenizer, renderer  # noqa: E402
 
@@ -69,11 +69,7 @@ def make_model(folder: Path, tasks: Sequence[Made], bash: TaskBash, system: str,
     examples = [encode(tokenizer, messages, tools) for messages in said]
     learner = Learner(model, lr=4e-3, steps=steps, warmup=16, floor=0.02, weight_decay=0.0)
     for _ in range(steps):
-        ids_BT, labels_BT = batch_of(rng.sample(examples, 4), model.config.pad_token_id)
-        learned_BT = labels_BT[:, 1:] != -100
-        logits_NV = model.lm_head(model.model(input_ids=ids_BT).last_hidden_state[:, :-1][learned_BT])
-        loss = torch.nn.functional.cross_entropy(logits_NV, labels_BT[:, 1:][learned_BT])
-        learner.update(loss)
+        loss = learner.learn(rng.sample(examples, 4))
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
