@@ -29,7 +29,9 @@ def test_a_copy_has_every_file_that_its_configurations_name(recipe: str, tmp_pat
         for place in re.findall(r"(?m)^[^#\n]*?\$\{recipe\.root\}/([\w./${}-]+)", path.read_text(encoding="utf-8"))
     }
     assert named
-    there = {place for place in named if (ROOT / place).exists()}
+    # A checkout in which a recipe has run has `outputs`, where runs write; no copy has it.
+    there = {place for place in named if (ROOT / place).exists() and place.partition("/")[0] != "outputs"}
+    assert there
     assert [place for place in there if not (tmp_path / place).exists()] == []
     assert plan_run(str(copied)).root == tmp_path
 
