@@ -23,6 +23,7 @@ from tests.servers.older_http import OlderHttpServer
 from tests.servers.starting import (
     PLAIN,
     WORKSHOP,
+    BreakingRoute,
     HttpServer,
     Tools,
     by_name,
@@ -189,6 +190,21 @@ async def test_a_first_call_that_is_cancelled_does_not_stop_the_connection(stdio
     await asyncio.sleep(0)
     first.cancel()
     assert await second == await text(stdio, "pid")
+
+
+async def test_a_broken_tcp_connection_ends_its_own_call_alone(http_server: HttpServer) -> None:
+    async with BreakingRoute(http_server.port, b"break here") as route:
+        tools = by_name(await asyncio.to_thread(mcp_tools, {"url": route.url}, "tools.yaml: tools[0].mcp"))
+        try:
+            slow = [asyncio.create_task(text(tools, "echo", text=str(i), delay_s=1.0)) for i in range(5)]
+            await text(tools, "add", a=1, b=2)  # on their connection
+            with pytest.raises(RuntimeError, match="the tool server ended during the call; call it again"):
+                await text(tools, "echo", text="break here")
+            assert route.breaks == 1
+            assert await text(tools, "add", a=1, b=2) == "3"
+            assert await asyncio.gather(*slow) == [str(i) for i in range(5)]
+        finally:
+            await tools["add"].aclose()
 
 
 # Servers that die.

@@ -1,6 +1,7 @@
 """Starting the servers of this folder, and helpers of their tests."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -32,6 +33,46 @@ class HttpServer:
     def stop(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+class BreakingRoute:
+    """A route of TCP to a server, which breaks the connection whose request holds a text.
+
+    Args:
+        port: The server's port.
+        word: The text.
+    """
+
+    def __init__(self, port: int, word: bytes) -> None:
+        self._port = port
+        self._word = word
+        self.breaks = 0
+        """Number of connections that it broke."""
+
+    async def __aenter__(self) -> "BreakingRoute":
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/mcp"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        answers = asyncio.create_task(self._copy(there, writer))
+        await self._copy(reader, back)
+        answers.cancel()
+        for end in (writer, back):
+            end.close()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while content := await reader.read(65_536):
+                if self._word in content:
+                    self.breaks += 1
+                    return
+                writer.write(content)
+                await writer.drain()
 
 
 def by_name(tools: list[McpTool]) -> Tools:

@@ -3,6 +3,7 @@
 Invariants:
 - a status of HTTP by which a server reports that it is not there, or does not take the key or the address, is an
   outage;
+- a message whose TCP connection breaks fails alone: the other calls of the client keep theirs;
 - a program is started by a guard, which ends it, with all that it has started, and removes its folder when the worker
   ends.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -20,7 +22,7 @@ from uuid import uuid4
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import INTERNAL_ERROR
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR
 from pydantic import ValidationError
 
 from verl_multiturn.calls.outages.causes import OUT, retry_after_s, status_kind
@@ -36,6 +38,10 @@ from verl_multiturn.tools.services.variables import expand
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024
 _SESSION = "mcp-session-id"
+_START = ("server/discover", "initialize", "notifications/initialized", "tools/list")
+"""Messages of a connection's start, which fails with their errors."""
+_IDLE_S = 2.0
+"""Seconds without use after which a TCP connection is closed; common servers close theirs after five."""
 _OURS = uuid4().hex
 """Marks the errors that `_HttpClient` puts in the place of an answer."""
 
@@ -44,7 +50,8 @@ class _HttpClient(httpx2.AsyncClient):
     """A client whose server can answer a message with a status that is an outage.
 
     The SDK hides the status of an answer, and calls most of them errors of the tool. So such an answer is replaced by
-    an error of the protocol that has it.
+    an error of the protocol that has it. The SDK also ends all calls where the TCP connection of one message breaks.
+    So that error, too, becomes the answer to its own message.
     """
 
     has_session = False
@@ -52,7 +59,15 @@ class _HttpClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request, and return its answer, or the error in the place of one."""
-        response = await super().send(request, **options)
+        try:
+            response = await super().send(request, **options)
+            if "json" in response.headers.get("content-type", ""):
+                await response.aread()
+        except httpx2.TransportError as broken:
+            if request.method != "POST" or json.loads(request.content).get("method") in _START:
+                raise
+            lost = {"code": CONNECTION_CLOSED, "message": describe(broken)}
+            return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": lost}, request=request)
         self.has_session = self.has_session or _SESSION in response.headers
         status = response.status_code
         if request.method != "POST" or (kind := status_kind(status)) not in OUT or _is_protocols(request, response):
@@ -239,7 +254,7 @@ async def _transport(
                     route_to(url, f"{where}.url"),
                     headers=headers,
                     timeout=timeout,
-                    limits=httpx2.Limits(max_connections=None),
+                    limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE_S),
                     verify=trusted("https:"),
                 )
             )
