@@ -46,9 +46,9 @@ def configuration(loop: str) -> Any:
 
 
 def sections() -> list[Any]:
-    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES
+    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES, VERLS
 
-    return [*VALUES, *FILES, *BEFORE_PLATFORM, *SETTINGS, *LAST]
+    return [*VALUES, *FILES, *BEFORE_PLATFORM, *SETTINGS, *VERLS, *LAST]
 
 
 @pytest.fixture
@@ -151,8 +151,16 @@ def test_a_run_that_would_start_is_shown(tmp_path: Path) -> None:
         (["quickstart", f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml"], "cannot import 'nowhere'"),
         (["quickstart", f"{ROLLOUT}.agent.default_agent_loop=multitrun_agent"], "did you mean 'multiturn_agent'?"),
         (["quickstart", "reward.custom_reward_function.path=reward.py"], "reward.py' has no 'compute_score'"),
+        (
+            ["quickstart", "distillation.enabled=True"],
+            "distillation: verl does not take these settings (model_path must be specified",
+        ),
+        (
+            ["quickstart", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null"],
+            "actor_rollout_ref.actor: verl does not take these settings ([actor] Please set at least one of",
+        ),
     ],
-    ids=["estimator", "adapter_apart", "gpus", "cpus", "format", "tool", "loop", "reward"],
+    ids=["estimator", "adapter_apart", "gpus", "cpus", "format", "tool", "loop", "reward", "teacher", "micro_batch"],
 )
 def test_what_the_start_refuses_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "tools.yaml").write_text("tools: [{class_name: nowhere.Tool}]")

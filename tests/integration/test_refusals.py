@@ -444,13 +444,13 @@ def test_the_page_of_settings_lists_every_refusal() -> None:
 
 
 def test_the_texts_of_all_rows_name_what_there_is() -> None:
-    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES
+    from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES, VERLS
     from verl_multiturn.verl_bridge.startup.settings_page import AnyValue
     from verl_multiturn.verl_bridge.startup.table import RefusalRow, fill, named
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     run = RunView(composed())
-    rows = [check for section in VALUES + FILES + BEFORE_PLATFORM + SETTINGS + LAST for check in section.checks]
+    rows = [check for section in VALUES + FILES + BEFORE_PLATFORM + SETTINGS + VERLS + LAST for check in section.checks]
     for row in (check for check in rows if isinstance(check, RefusalRow)):
         assert named(row, lambda key: f"{key}={run.value(key)!r}")
         for template in (row.why, row.remedy, row.given):

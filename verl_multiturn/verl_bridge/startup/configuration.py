@@ -25,7 +25,15 @@ from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.startup.derive import complete, copy_settings, make_absolute, move_old_key, unify_name
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
-from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, SETTINGS, VALUES, WITHOUT_ROWS
+from verl_multiturn.verl_bridge.startup.refusals import (
+    BEFORE_PLATFORM,
+    FILES,
+    LAST,
+    SETTINGS,
+    VALUES,
+    VERLS,
+    WITHOUT_ROWS,
+)
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
 from verl_multiturn.verl_bridge.startup.table import check
 from verl_multiturn.verl_bridge.startup.versions import check_versions
@@ -87,7 +95,7 @@ def check_run(config: DictConfig, is_training: bool = True, has_rows: bool = Tru
     expand_homes(config)  # the comparison with verl's defaults is over
     run = RunView(config)
     if is_training:
-        check(run, LAST)
+        check(run, VERLS + LAST)
     check_own_code(run, is_imported=is_imported)
 
 

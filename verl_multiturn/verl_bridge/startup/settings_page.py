@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from verl_multiturn.config import PATH
-from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, OWN_CODE, SETTINGS, VALUES
+from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM, FILES, LAST, OWN_CODE, SETTINGS, VALUES, VERLS
 from verl_multiturn.verl_bridge.startup.table import RefusalRow, Section, fill, named
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "refusals.md"
@@ -50,7 +50,7 @@ def write_page(page: str) -> str:
 
 
 def _refused() -> str:
-    sections = VALUES + FILES + BEFORE_PLATFORM + SETTINGS + LAST + OWN_CODE
+    sections = VALUES + FILES + BEFORE_PLATFORM + SETTINGS + VERLS + LAST + OWN_CODE
     return "\n".join(line for section in sections for line in _lines(section))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_multiturn.verl_bridge.startup import own_code, ray_cpus
+from verl_multiturn.verl_bridge.startup import own_code, ray_cpus, verl_checks
 from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
     data_rows,
@@ -84,6 +84,9 @@ LAST = [
     Section("Deployments of checkpoints", deployments.DEPLOYMENTS),
 ]
 """Checked when all settings fit: rows are many, and accounts are those of the machine of the run."""
+
+VERLS = [Section("Checks of verl's own", [verl_checks.check_verls_classes])]
+"""Checked in a training's own process alone, which has imported verl."""
 
 OWN_CODE = [Section("Code of your own", [own_code.check_own_code])]
 """Checked last, since an import may take long."""
