@@ -362,7 +362,7 @@ def test_an_evaluation_by_name_has_its_departures_from_the_protocol(
     fetched, out = tmp_path / "test.jsonl", tmp_path / "out"
     fetched.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     plan, named = plan_benchmark(
-        benchmark_options("gsm8k", [fetched], [], False, ["data.max_response_length=64", "data.max_prompt_length=256"]),
+        benchmark_options("gsm8k", [fetched], [], False, ["data.max_response_length=64", "data.max_prompt_length=2048"]),
         out,
     )
     monkeypatch.syspath_prepend(str(RECIPES / "benchmarks" / "single_turn"))
@@ -375,9 +375,10 @@ def test_an_evaluation_by_name_has_its_departures_from_the_protocol(
     assert evaluate(Job(plan, MODEL, WEIGHTS, "m", samples=2, engine=server.url, benchmark=named), quiet, quiet)
     results = read_results(out)
     departures = ["n 2 in the place of 1", "length 64 in the place of 1024", "rows 2 in the place of 1319"]
-    departures.append("--set data.max_prompt_length=256")
+    departures.append("--set data.max_prompt_length=2048")
+    departures.append("a context of 2048 tokens, where prompt and response may have 2112")
     told = summary_of(results)
     assert (told["avg"], told["benchmark"]) == (0.5, {"name": "gsm8k", "departures": departures})
-    console = Console(file=StringIO(), width=200)
+    console = Console(file=StringIO(), width=300)
     console.print(table_of(results))
     assert f"benchmark gsm8k; departures from its protocol: {', '.join(departures)}" in console.file.getvalue()  # type: ignore[attr-defined]

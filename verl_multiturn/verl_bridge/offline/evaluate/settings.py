@@ -24,6 +24,7 @@ from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.offline.evaluate import chat_level
 from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
 from verl_multiturn.verl_bridge.startup.configuration import check_run
+from verl_multiturn.verl_bridge.startup.view import RunView
 from verl_multiturn.verl_bridge.trainer.run_notes import reward_function
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -131,7 +132,19 @@ def benchmark_of(job: Job, config: DictConfig, rows: int) -> dict[str, Any]:
         "length": int(config.data.max_response_length),
         "size": rows,
     }
-    return {"benchmark": {"name": job.benchmark.name, "departures": job.benchmark.departures(sampled)}}
+    departures = job.benchmark.departures(sampled) + _context(job, config)
+    return {"benchmark": {"name": job.benchmark.name, "departures": departures}}
+
+
+def _context(job: Job, config: DictConfig) -> list[str]:
+    """Return the departure of a model whose context ends a conversation before its length does; [] for another."""
+    if job.chat is not None:  # the context of a model behind an endpoint is not known
+        return []
+    run = RunView(config)
+    most = min(filter(None, (run.rollout.max_model_len, run.model_tokens)), default=None)
+    if most is None or most > run.longest_row:
+        return []
+    return [f"a context of {most} tokens, where prompt and response may have {run.longest_row}"]
 
 
 def data_rows(config: DictConfig, dataset: Any) -> list[DataRow]:
