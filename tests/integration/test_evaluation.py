@@ -362,7 +362,9 @@ def test_an_evaluation_by_name_has_its_departures_from_the_protocol(
     fetched, out = tmp_path / "test.jsonl", tmp_path / "out"
     fetched.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     plan, named = plan_benchmark(
-        benchmark_options("gsm8k", [fetched], [], False, ["data.max_response_length=64", "data.max_prompt_length=2048"]),
+        benchmark_options(
+            "gsm8k", [fetched], [], False, ["data.max_response_length=64", "data.max_prompt_length=2048"]
+        ),
         out,
     )
     monkeypatch.syspath_prepend(str(RECIPES / "benchmarks" / "single_turn"))

@@ -92,6 +92,23 @@ def test_the_roles_of_conversations_are_shown(tmp_path: Path) -> None:
     assert lines_of(found)["tool_reward.mode"] == "replace (the reward)"
 
 
+def test_loss_context_and_teachers_are_shown(tmp_path: Path) -> None:
+    lines = lines_of(facts(tmp_path))
+    assert lines["policy loss"] == "vanilla, token-mean"
+    assert not {"context", "distillation"} & set(lines)
+    lines = lines_of(
+        facts(
+            tmp_path, "actor_rollout_ref.actor.policy_loss.loss_mode=mt_gspo",
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+            "++actor_rollout_ref.rollout.custom.multiturn.context={mode: window, weight: conversation}",
+            "distillation.enabled=True", "distillation.teacher_models.teacher_model.model_path=/models/big",
+        )
+    )  # fmt: skip
+    assert lines["policy loss"] == "mt_gspo, seq-mean-token-mean"
+    assert lines["context"] == "window, weight of a row: conversation"
+    assert lines["distillation"] == "k3, from /models/big"
+
+
 def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:
     lines = lines_of(facts(tmp_path))
     assert not {"roles", "interaction_reward.mode"} & set(lines)

@@ -106,6 +106,11 @@ def facts_of(run: RunView) -> dict[str, Any]:
         **_rewards(run),
         **_roles(run),
         "kl": _kl(run),
+        "policy_loss": run.value(f"{_ACTOR}.policy_loss.loss_mode"),
+        "loss_agg_mode": run.value(f"{_ACTOR}.loss_agg_mode"),
+        "context": run.settings.context.mode,
+        "context_weight": run.settings.context.weight,
+        **_teachers(run),
         "lora_rank": next((rank for rank in map(run.value, ADAPTER_RANKS) if rank), 0),
         "cluster": run.cluster,
         "ray_cpus": sum(required_ray_cpus(run.config).values()) if run.is_v1 else None,
@@ -140,6 +145,15 @@ def _roles(run: RunView) -> dict[str, Any]:
         return {"roles": None, "trained_roles": None, "opponents": None}
     opponents = {role: list(map(shown, listed)) for role, listed in proxy.opponents.items()}
     return {"roles": list(roles.names), "trained_roles": list(roles.trained), "opponents": opponents}
+
+
+def _teachers(run: RunView) -> dict[str, Any]:
+    """Return the loss of a distillation and the models of its teachers; null and [] without one."""
+    if not run.value("distillation.enabled"):
+        return {"distillation_loss": None, "teachers": []}
+    teachers = (run.value("distillation.teacher_models") or {}).values()
+    paths = [str(each["model_path"]) for each in teachers if each and each.get("model_path")]
+    return {"distillation_loss": run.value("distillation.distillation_loss.loss_mode"), "teachers": paths}
 
 
 def _sequence_parallel(run: RunView) -> int:
@@ -212,6 +226,16 @@ def _lines_of_roles(facts: dict[str, Any]) -> dict[str, str]:
     return lines
 
 
+def _lines_of_losses(facts: dict[str, Any]) -> dict[str, str]:
+    """Return the table's lines about the policy loss, and about windows and teachers where there are any."""
+    lines = {"policy loss": f"{facts['policy_loss']}, {facts['loss_agg_mode']}"}
+    if facts["context"] != "append":
+        lines["context"] = f"{facts['context']}, weight of a row: {facts['context_weight']}"
+    if facts["distillation_loss"] is not None:
+        lines["distillation"] = f"{facts['distillation_loss']}, from {', '.join(facts['teachers'])}"
+    return lines
+
+
 def lines_of(facts: dict[str, Any]) -> dict[str, str]:
     """Return the lines of the table, by their titles.
 
@@ -260,6 +284,7 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "steps": f"{most}{known(facts['steps'])}",
         "learning rate": known(facts["lr"]),
         "estimator, KL": f"{facts['estimator']}{_given(facts['advantage_options'])}, {facts['kl']}",
+        **_lines_of_losses(facts),
         "reward": (facts["reward_function"] or "verl's own, by data_source")
         + (f" ({', '.join(facts['reward_options'])})" if facts["reward_options"] else ""),
         **{f"{key}.mode": _USES[facts[key]] for key in ("tool_reward", "interaction_reward") if facts[key] is not None},
