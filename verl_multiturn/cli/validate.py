@@ -64,7 +64,7 @@ def validate(
         partial(check_agent_name, known=OUR_LOOPS | LOOPS_OF_VERL),
     ]
     if not no_scores:
-        checks.append(_check_scored)
+        checks += [_check_scored, _check_criteria]
     measure = None
     if model is not None:
         try:
@@ -105,3 +105,22 @@ def _check_scored(row: Mapping[str, Any], *, where: str) -> None:
     # An agent gives the reward itself, and an interaction may.
     if not has_user and row.get("agent_name") not in (PROXY_LOOP, RECORDED_LOOP):
         check_scored(row, where=where)
+
+
+def _check_criteria(row: Mapping[str, Any], *, where: str) -> None:
+    """Refuse criteria of the row's own that `rubric` cannot read."""
+    extra_info = row.get("extra_info")
+    if isinstance(extra_info, Mapping) and extra_info.get("criteria") is not None and _is_rubrics(row):
+        from verl_multiturn.rewards.criteria import criteria_of
+
+        criteria_of(extra_info, (), where)
+
+
+def _is_rubrics(row: Mapping[str, Any]) -> bool:
+    """Return whether `rubric` scores a row without routes of the user's own."""
+    from verl_multiturn.rewards.router import find_reward  # takes a while to import
+
+    try:
+        return find_reward(str(row.get("data_source")), {}) == "rubric"
+    except ConfigError:
+        return False

@@ -83,6 +83,19 @@ def test_validate_refuses_rows_that_cannot_be_scored(tmp_path: Path, case: str) 
     assert CliRunner().invoke(app, [*command, "--no-scores"]).exit_code == 0
 
 
+def test_validate_refuses_criteria_that_cannot_be_read(tmp_path: Path) -> None:
+    wrong = {"extra_info": {"criteria": [{"name": "kind", "text": "It is kind.", "weight": -1}]}}
+    path = tmp_path / "rows.jsonl"
+    command = ["validate", str(ROOT / "tool_configs" / "calculator.yaml"), "--dataset", str(path)]
+    write(path, [{**GOOD, **wrong, "data_source": "rubric/essays"}])
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "row 0: extra_info.criteria[0].weight: Input should be greater than 0, got -1" in result.output
+    assert CliRunner().invoke(app, [*command, "--no-scores"]).exit_code == 0
+    write(path, [{**GOOD, **wrong}])  # another reward's rows may have such a key
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

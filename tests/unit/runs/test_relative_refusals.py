@@ -1,6 +1,8 @@
 """Refusals of rewards that are ranks among siblings, each by its words; and the run to which none applies."""
 
 import copy
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.runs.compose import compose_run
 from verl_multiturn.runs.plan import plan_run
+from verl_multiturn.verl_bridge.startup.refusals.criteria import check_criteria
 from verl_multiturn.verl_bridge.startup.refusals.relative import RELATIVE, ranks
 from verl_multiturn.verl_bridge.startup.view import RunView
 
@@ -100,3 +103,34 @@ def test_criteria_of_the_rows_or_no_validation_will_do(composed: Any) -> None:
     assert refused(composed, **none, **{"data.val_files": str(rows.with_name("own.parquet"))}) == ""
     off = {"trainer.test_freq": -1, "trainer.val_before_train": False}
     assert refused(composed, **none, **off) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([{"name": "kind", "text": "It is kind.", "weight": -1}], "extra_info.criteria[0].weight: Input should be"),
+        ([{"name": "kind", "text": "a"}, {"name": "kind", "text": "b"}], "the name 'kind' is there twice"),
+        ("be kind", "expected a list of criteria, got 'be kind'"),
+        ([], "expected a list of criteria, got []"),
+        (None, "there are no criteria"),
+    ],
+    ids=["weight", "twice", "text", "empty", "none"],
+)
+def test_criteria_of_rows_are_read_at_the_start(composed: Any, tmp_path: Path, given: Any, said: str) -> None:
+    config = copy.deepcopy(composed)
+    rows = tmp_path / "rows.json"
+    own = [{"data_source": "letters", "extra_info": {"criteria": [CRITERION]}}]
+    rows.write_text(json.dumps([*own, {"data_source": "letters", "extra_info": {"criteria": given}}]))
+    config.data.train_files = str(rows)
+    if given is None:  # the options have some
+        check_criteria(RunView(config, is_early=True))
+    OmegaConf.update(config, f"{FUNCTION}.reward_kwargs.rubric", {"criteria": [], "relative": False})
+    with pytest.raises(ConfigError, match=re.escape(f"data.train_files: {rows}: row 1: ")) as refusal:
+        check_criteria(RunView(config, is_early=True))
+    assert said in str(refusal.value)
+    config.reward.custom_reward_function.path = "own.py"
+    check_criteria(RunView(config, is_early=True))
+    config.reward.custom_reward_function.path = "pkg://verl_multiturn.rewards"
+    config.actor_rollout_ref.rollout.agent.default_agent_loop = "proxy_agent"
+    if given is None:  # an agent may give the reward
+        check_criteria(RunView(config, is_early=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from verl_multiturn.verl_bridge.startup import own_code, ray_cpus, verl_checks
 from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
+    criteria,
     data_rows,
     deployments,
     files,
@@ -79,7 +80,7 @@ SETTINGS = [
 ]
 
 LAST = [
-    Section("Rows of the data", data_rows.DATA_ROWS, _ours),
+    Section("Rows of the data", [*data_rows.DATA_ROWS, criteria.check_criteria], _ours),
     Section("Loggers", loggers.LOGGERS),
     Section("Deployments of checkpoints", deployments.DEPLOYMENTS),
 ]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import pyarrow.parquet
-from omegaconf import OmegaConf
-
-from verl_multiturn.errors import ConfigError
-from verl_multiturn.rows.files import read_rows
-from verl_multiturn.verl_bridge.settings import is_our_reward
-from verl_multiturn.verl_bridge.startup.refusals.data_rows import files_of
+from verl_multiturn.verl_bridge.startup.refusals.criteria import rubric_options, rubric_rows
 from verl_multiturn.verl_bridge.startup.refusals.rewards import scales
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
 
-_SECTIONS = ("reward.custom_reward_function", "custom_reward_function")
-_RELATIVE = f"{_SECTIONS[0]}.reward_kwargs.rubric.relative"
-_CRITERIA = f"{_SECTIONS[0]}.reward_kwargs.rubric.criteria"
+_RELATIVE = "reward.custom_reward_function.reward_kwargs.rubric.relative"
+_CRITERIA = "reward.custom_reward_function.reward_kwargs.rubric.criteria"
 _MANAGER = "reward.reward_manager.name"
 _AGENT = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 _N = "actor_rollout_ref.rollout.n"
@@ -27,20 +19,9 @@ _HANDING_ON = ("naive", "rate_limited", "remote")
 """verl's reward managers that hand the fields of a conversation over to the reward function."""
 
 
-def _kwargs(run: RunView) -> Mapping[str, Any]:
-    """Return the options of our reward function; empty where the run has another one."""
-    for section in _SECTIONS:
-        given = run.value(f"{section}.reward_kwargs")
-        if is_our_reward(run.config, section) and OmegaConf.is_dict(given):
-            plain: Any = OmegaConf.to_container(given, resolve=True)
-            return plain if isinstance(plain, dict) else {}
-    return {}
-
-
 def ranks(run: RunView) -> bool:
     """Return whether the rows of `RELATIVE` apply to a run."""
-    rubric = _kwargs(run).get("rubric")
-    return isinstance(rubric, Mapping) and bool(rubric.get("relative"))
+    return bool(rubric_options(run).get("relative"))
 
 
 def _manager_that_keeps(run: RunView) -> Any:
@@ -62,25 +43,9 @@ def _validates(run: RunView) -> bool:
 
 def _row_without_criteria(run: RunView) -> str:
     """Return the first row of a validation that `rubric` scores and that has no criteria; "" without one."""
-    from verl_multiturn.rewards.router import find_reward  # takes a while to import
-
-    kwargs = _kwargs(run)
-    if not _validates(run) or kwargs.get("rubric", {}).get("criteria"):
+    if not _validates(run) or rubric_options(run).get("criteria"):
         return ""
-    for path in files_of(run, "data.val_files") or []:
-        if path.suffix == ".parquet":
-            known = [name for name in ("data_source", "extra_info") if name in pyarrow.parquet.read_schema(path).names]
-            rows = pyarrow.parquet.read_table(path, columns=known).to_pylist()
-        else:
-            rows = read_rows(path, [path.suffix])
-        for number, row in enumerate(rows):
-            try:
-                is_ranked = find_reward(str(row.get("data_source")), kwargs.get("routes") or {}) == "rubric"
-            except ConfigError:  # the reward function names it
-                continue
-            if is_ranked and not (row.get("extra_info") or {}).get("criteria"):
-                return f"{path}: row {number}"
-    return ""
+    return next((row.place for row in rubric_rows(run, "data.val_files") if not row.criteria), "")
 
 
 RELATIVE: list[Check] = [
