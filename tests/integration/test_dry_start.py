@@ -121,8 +121,9 @@ def checked(tmp_path: Path, *words: str, **environment: str) -> subprocess.Compl
 
 
 def test_a_run_that_would_start_is_shown(tmp_path: Path) -> None:
-    done = checked(tmp_path, "quickstart", "data.train_batch_size=32")
+    done = checked(tmp_path, "quickstart", "data.train_batch_size=32", "mt.tir.stop=[boxed]")
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "  - actor_rollout_ref.rollout.custom.multiturn.tir.stop=['boxed']: this has no effect" in done.stdout
     told = json.loads(done.stdout.splitlines()[-1])
     expected = {
         "recipe": "quickstart",

@@ -96,7 +96,7 @@ def _check(plan: RunPlan) -> int:
     """Run all start-up checks of a run, show its plan, and return the exit status."""
     say("asking the start-up checks; verl is imported, which takes a minute")
     status, printed, errors = dry_start(plan, refuse_early)
-    told = [line for line in errors.splitlines() if line.startswith("verl-multiturn: ")]
+    told = _warnings(errors)
     if status:
         begin = max(errors.rfind("verl-multiturn: "), 0) if status == 2 else 0
         print(errors[begin:].strip(), file=sys.stderr)
@@ -117,6 +117,17 @@ def _check(plan: RunPlan) -> int:
     console.print(table)
     print(json.dumps({"recipe": plan.name, "out": str(plan.out), **facts}))
     return 0
+
+
+def _warnings(errors: str) -> list[str]:
+    """Return the lines of our warnings among others: the headlines, and their items, which are indented."""
+    found: list[str] = []
+    is_ours = False
+    for line in errors.splitlines():
+        is_ours = line.startswith("verl-multiturn: ") or (is_ours and line.startswith("  - "))
+        if is_ours:
+            found.append(line)
+    return found
 
 
 def _before_print(plan: RunPlan, config: Any, own_files: OwnFiles) -> None:
