@@ -1,6 +1,11 @@
 """Questions to a teacher: about each row, some at once, again after an outage; no wrong answer is stored."""
 
 import asyncio
+import json
+import re
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +14,12 @@ import pytest
 import torch
 from ray.exceptions import RayActorError
 
-from tests.conftest import until
+from tests.conftest import ROOT, until
 from tests.idle_loop import skip_waits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.certificate.receipts import Receipts, teacher_digest
 from verl_multiturn.config import OutageSettings
-from verl_multiturn.errors import OutageError, RewardContractError, TeacherContractError
+from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, TeacherContractError
 
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
@@ -263,3 +268,55 @@ def test_a_worker_knows_the_vocabulary_of_the_model_that_it_trains() -> None:
     worker = worker_of(teaching(), None)
     worker.model_config = SimpleNamespace(hf_config=Qwen2Config(vocab_size=77))
     assert worker._teacher._words == 77
+
+
+MODEL = ROOT / "recipes" / "quickstart" / "model"
+
+
+def teacher(folder: Path, **vocabulary: int) -> str:
+    """Write the quickstart's model with other ids of some tokens."""
+    shutil.copytree(MODEL, folder)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= vocabulary
+    file.write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "refused"),
+    [
+        ({}, ""),
+        ({"7": 600}, "its tokenizer has other ids for 1 of the policy's tokens ('7' is one)"),
+        ({"7": 26, "8": 25}, "its tokenizer has other ids for 2 of the policy's tokens ('7' is one)"),
+    ],
+    ids=["same", "moved", "swapped"],
+)
+def test_a_teacher_with_other_tokens_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], vocabulary: dict[str, int], refused: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.startup.refusals.rows import ESTIMATOR
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    path = teacher(tmp_path / "teacher", **vocabulary)
+    more = teacher(tmp_path / "more")
+    tokenizer = AutoTokenizer.from_pretrained(more)
+    tokenizer.add_tokens(["seven"])
+    tokenizer.save_pretrained(more)
+    section = "distillation.teacher_models.teacher_model.model_path"
+    config = composed(**{"distillation.enabled": "True", section: path})
+    with pytest.raises(ConfigError, match=re.escape(refused)) if refused else nullcontext():
+        check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
+    assert capsys.readouterr().err == ""
+    check(RunView(config, is_early=True), [Section("Estimators and filters", ESTIMATOR)])
+    for other in ("somewhere/else", more):
+        config.distillation.teacher_models.teacher_model.model_path = other
+        check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
+    assert capsys.readouterr().err == ""
+    config.actor_rollout_ref.model.path, config.distillation.teacher_models.teacher_model.model_path = more, str(MODEL)
+    check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
+    assert "its tokenizer lacks 1 of the policy's tokens ('seven' is one), whose prob" in capsys.readouterr().err

@@ -56,6 +56,7 @@ class Run:
     """
 
     evaluations: frozenset[str] = frozenset()
+    has_trainer = True
 
     def __init__(self, size: Size, seed: int, fault: Fault | None = None) -> None:
         self._size, self._fault = size, fault or Fault()
@@ -91,6 +92,10 @@ class Run:
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the conversations."""
         yield from self._found
+
+    def sessions(self) -> dict[str, Any]:
+        """Return the sessions of a gateway: none."""
+        return {}
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines beside them."""

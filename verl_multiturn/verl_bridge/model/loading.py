@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 from verl.utils import hf_tokenizer
 from verl.utils.dataset.rl_dataset import get_dataset_class
 from verl.utils.model import update_model_config
@@ -90,6 +90,33 @@ def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> Loa
         return LoadedModel(tokenizer, model_type)
     read = image_reader(processor, {}) if data is None else image_reader(processor, data, get_dataset_class(data))
     return LoadedModel(tokenizer, model_type, processor, read)
+
+
+def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
+    """Compare a teacher's tokenizer with the policy's, since the teacher gets the policy's token ids.
+
+    Args:
+        model: The section `actor_rollout_ref.model`.
+        teacher: Folder or name of the teacher.
+
+    Returns:
+        The policy's tokens that are others in the teacher's tokenizer, or have another id there, and those whose ids
+        it does not have. Both are empty where a tokenizer is not on this machine.
+    """
+    path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
+    try:
+        own, others = (
+            AutoTokenizer.from_pretrained(
+                str(Path(each).expanduser()), trust_remote_code=trust, local_files_only=True
+            ).get_vocab()
+            for each in (path, teacher)
+        )
+    except Exception:  # the files of a model may be damaged in any way; verl reports it when it loads the model
+        return [], []
+    names = {number: token for token, number in others.items()}
+    found = {token: number for token, number in own.items() if others.get(token) != number}
+    another = [token for token, number in found.items() if token in others or number in names]
+    return sorted(another), sorted(found.keys() - set(another))
 
 
 def most_tokens(model: Any) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from omegaconf import OmegaConf
+
 from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
 from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, USER, AdvantageSettings
@@ -178,7 +180,38 @@ def _teaches_several(run: RunView) -> bool:
     return bool(run.value(_TEACHER)) and may_have_several_rows(run.config, run.settings)
 
 
+def _teacher_tokens(run: RunView, is_another: bool) -> dict[str, str] | None:
+    """Return the first teacher with other tokens than the policy's, or without some of them; None without one."""
+    if not run.value(_TEACHER):
+        return None
+    run.require_stack()
+    from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+    for name, teacher in (run.value("distillation.teacher_models") or {}).items():
+        path = teacher.get("model_path") if OmegaConf.is_dict(teacher) else None
+        tokens = differing_tokens(run.config.actor_rollout_ref.model, path)[not is_another] if path else []
+        if tokens:
+            given = f"distillation.teacher_models.{name}.model_path={path!r}"
+            return {"given": given, "tokens": f"{len(tokens)} of the policy's tokens ({show(tokens[0])} is one)"}
+    return None
+
+
 _DISTILLATION: list[Check] = [
+    RefusalRow(
+        "distillation.teacher_models.*.model_path",
+        when=lambda run: _teacher_tokens(run, is_another=True),
+        given="{found[given]}",
+        why="its tokenizer has other ids for {found[tokens]}, and a teacher scores the policy's token ids",
+        remedy="take a teacher with the policy's tokenizer",
+    ),
+    RefusalRow(
+        "distillation.teacher_models.*.model_path",
+        when=lambda run: _teacher_tokens(run, is_another=False),
+        given="{found[given]}",
+        why="its tokenizer lacks {found[tokens]}, whose probabilities it has not learned",
+        remedy="take a teacher with the policy's tokenizer",
+        is_refusal=False,
+    ),
     RefusalRow(
         (_TEACHER, _MANAGER),
         when=lambda run: _teaches_several(run) and run.own_manager,
