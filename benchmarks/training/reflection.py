@@ -143,7 +143,7 @@ def settings(arm: str, every: int, out: Path) -> list[str]:
 
 
 def watch(running: subprocess.Popen[bytes], tokens: int, out: Path) -> None:
-    """End a run, as Ctrl-C does, after the first validation behind so many sampled tokens.
+    """End a run after the first validation behind so many sampled tokens.
 
     The metrics count the trained tokens, which are at most the sampled ones; the records are counted afterwards.
 
@@ -160,7 +160,7 @@ def watch(running: subprocess.Popen[bytes], tokens: int, out: Path) -> None:
             time.sleep(_LOOK_S)
             if is_far(read_metrics(out), tokens):
                 time.sleep(_WRITTEN_S)
-                running.send_signal(signal.SIGINT)
+                running.send_signal(signal.SIGTERM)  # a shell's background processes ignore SIGINT
                 running.wait()
                 return
     raise SystemExit(f"the run ended before it had sampled {tokens} tokens; see {out / 'train.log'}")
