@@ -14,19 +14,21 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import yaml
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.runs.data import Row, arguments, make_row, prepare, read_splits, tool_call, write_rows
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+from other_recipe import recipe  # found by the line above
 
 SOURCES = {
     "gsm8k": "openai/gsm8k",
@@ -40,18 +42,6 @@ SYSTEM = (
     "Give the answer inside <answer> and </answer>."
 )
 _TEST_SEED = 9_000_000
-
-
-@functools.cache
-def recipe(name: str) -> ModuleType:
-    """Import another recipe's `prepare_data.py`, and return the module."""
-    path = Path(__file__).resolve().parents[1] / name / "prepare_data.py"
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def gym_row(task: str, entry: dict[str, Any], **extra_info: Any) -> Row:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import functools
-import importlib.util
 import json
 import pickletools
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from verl_multiturn.describe import show
@@ -22,6 +20,10 @@ from verl_multiturn.evaluation.benchmarks.protocol import EvaluationProtocol
 from verl_multiturn.rewards.answers import last_boxed
 from verl_multiturn.rows.files import READERS, read_rows
 from verl_multiturn.runs.data import Row, make_row
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "common"))
+
+from other_recipe import recipe  # found by the line above
 
 Entry = Mapping[str, Any]
 _MOST_BYTES = 1 << 28
@@ -49,30 +51,18 @@ class LeftOut(Exception):
     """A problem that the reward cannot judge. Its text is the reason."""
 
 
-@functools.cache
-def _recipe(name: str) -> ModuleType:
-    """Import another recipe's `prepare_data.py`, and return the module."""
-    path = Path(__file__).resolve().parents[2] / name / "prepare_data.py"
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def competition(entry: Entry) -> Problem:
     """Return a problem of AIME or MATH-500, whose answer is a column of its own: a text or a whole number."""
     _text(entry, "problem")
     if not isinstance(entry["answer"], int) or isinstance(entry["answer"], bool):
         _text(entry, "answer")
-    return Problem(*_recipe("torl").problem_of(entry))
+    return Problem(*recipe("torl").problem_of(entry))
 
 
 def grade_school(entry: Entry) -> Problem:
     """Return a problem of GSM8K, whose answer ends in `#### 42`."""
     question = _text(entry, "question")
-    made = _recipe("gsm8k_multiturn").row(dict(entry), tool=False)
+    made = recipe("gsm8k_multiturn").row(dict(entry), tool=False)
     return Problem(question, made["reward_model"]["ground_truth"])
 
 
