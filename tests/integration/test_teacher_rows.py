@@ -239,13 +239,44 @@ async def test_a_cancelled_conversation_leaves_no_question_behind() -> None:
     await asking.ask([row(1, 2, 3), row(1, 2, 4)], Teacher())
 
 
+@pytest.mark.parametrize(("engine", "left_out"), [("sglang", {"detokenize"}), ("vllm", set())])
+async def test_a_teacher_gets_the_parameters_that_its_engine_takes(engine: str, left_out: set[str]) -> None:
+    from omegaconf import OmegaConf
+    from verl.experimental.teacher_loop.teacher_manager import _get_teacher_sampling_params
+
+    from verl_multiturn.verl_bridge.loops.teacher import teacher_rows
+
+    class Client:
+        async def generate(self, *, sampling_params: dict[str, Any], **given: Any) -> Any:
+            return sampling_params, given
+
+    teacher = SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=1, name=engine, temperature=1.0))
+    loss = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=True))
+    manager = SimpleNamespace(
+        teacher_model_configs={"one": teacher}, teacher_client={"one": Client()}, distillation_loss_config=loss,
+    )  # fmt: skip
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"agent": {"num_workers": 1}}}})
+    teacher_rows(manager, config, Outages(), 100)
+    verls = _get_teacher_sampling_params(teacher, loss)  # type: ignore[arg-type]
+    sent, given = await manager.teacher_client["one"].generate(
+        request_id="r", prompt_ids=[1], sampling_params=verls, image_data=None
+    )
+    assert sent == {name: value for name, value in verls.items() if name not in left_out}
+    assert given == {"request_id": "r", "prompt_ids": [1], "image_data": None}
+    if engine == "sglang":
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        # verl's server translates these two.
+        SamplingParams(**{name: value for name, value in sent.items() if name not in ("max_tokens", "prompt_logprobs")})
+
+
 def test_a_worker_has_its_share_of_the_servers() -> None:
     from omegaconf import OmegaConf
 
     from verl_multiturn.verl_bridge.loops.teacher import teacher_rows
 
     def teacher(seats: int, replicas: int) -> Any:
-        return SimpleNamespace(num_replicas=replicas, inference=SimpleNamespace(max_num_seqs=seats))
+        return SimpleNamespace(num_replicas=replicas, inference=SimpleNamespace(max_num_seqs=seats, name="vllm"))
 
     def made(workers: int, use_topk: bool, *teachers: Any) -> Any:
         loss = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=use_topk))

@@ -90,8 +90,22 @@ def activate() -> None:
         configuration.config_hooks.append(fill_in)
     fork_engines()
     wrapt.register_post_import_hook(_register_attention, "sglang.srt.layers.attention.attention_registry")
+    wrapt.register_post_import_hook(_unpin, "sglang.srt.layers.logits_processor")
     rollout = "verl_multiturn.cpu.rollout.CpuAsyncSGLangRollout"
     registrations.set_rollout_class(rollout, rollout)
+
+
+class _Unpinned(wrapt.ObjectProxy):  # type: ignore[misc]
+    """torch, whose new tensors are not in pinned memory."""
+
+    def tensor(self, *args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        """Return a new tensor."""
+        return self.__wrapped__.tensor(*args, **kwargs)
+
+
+def _unpin(processor: ModuleType) -> None:
+    """Let SGLang compute the log-probs of a prompt, for a teacher: SGLang 0.5.12 pins the indices of its tokens."""
+    processor.torch = _Unpinned(processor.torch)  # type: ignore[attr-defined]
 
 
 def _register_attention(registry: ModuleType) -> None:

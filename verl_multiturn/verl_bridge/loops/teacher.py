@@ -42,6 +42,7 @@ from verl_multiturn.certificate.check import LOGPROB
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
+from verl_multiturn.verl_bridge.names import SGLANG
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ _TRIES = 3
 """How often a question is repeated where a server has died, and no outage is known: another one may take it."""
 _VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
 """Errors of verl's client and servers for an answer that is short or empty, as of a request that a server aborted."""
+_VLLMS = "detokenize"
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
 _MOST_MASS = 1.02
@@ -217,6 +219,24 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None, wor
     return ""
 
 
+class SglangTeacher:
+    """verl's client of a teacher on SGLang, without the parameter that SGLang does not take.
+
+    verl 0.9.1 sends every teacher `detokenize`, a parameter of vLLM's, for which SGLang refuses the question.
+
+    Args:
+        client: verl's `LLMServerClient`.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def generate(self, *, sampling_params: dict[str, Any], **given: Any) -> Any:
+        """Send a question, and return verl's `TokenOutput`."""
+        taken = {name: value for name, value in sampling_params.items() if name != _VLLMS}
+        return await self._client.generate(sampling_params=taken, **given)
+
+
 def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int) -> TeacherRows:
     """Return the questions of one worker of a run.
 
@@ -230,6 +250,9 @@ def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int)
         words: Size of the trained model's vocabulary.
     """
     teachers = manager.teacher_model_configs.values()
+    for key, teacher in manager.teacher_model_configs.items():
+        if teacher.inference.name == SGLANG:
+            manager.teacher_client[key] = SglangTeacher(manager.teacher_client[key])
     room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
     loss = manager.distillation_loss_config
     width = loss.topk if loss.loss_settings.use_topk else None
