@@ -107,9 +107,9 @@ def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
     try:
         own, others = (
             AutoTokenizer.from_pretrained(
-                str(Path(each).expanduser()), trust_remote_code=trust, local_files_only=True
+                str(Path(each).expanduser()), trust_remote_code=may_run, local_files_only=True
             ).get_vocab()
-            for each in (path, teacher)
+            for each, may_run in ((path, trust), (teacher, False))  # verl runs no code of a teacher's, either
         )
     except Exception:  # the files of a model may be damaged in any way; verl reports it when it loads the model
         return [], []

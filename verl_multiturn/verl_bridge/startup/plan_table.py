@@ -149,11 +149,8 @@ def _roles(run: RunView) -> dict[str, Any]:
 
 def _teachers(run: RunView) -> dict[str, Any]:
     """Return the loss of a distillation and the models of its teachers; null and [] without one."""
-    if not run.value("distillation.enabled"):
-        return {"distillation_loss": None, "teachers": []}
-    teachers = (run.value("distillation.teacher_models") or {}).values()
-    paths = [str(each["model_path"]) for each in teachers if each and each.get("model_path")]
-    return {"distillation_loss": run.value("distillation.distillation_loss.loss_mode"), "teachers": paths}
+    loss = run.value("distillation.distillation_loss.loss_mode") if run.value("distillation.enabled") else None
+    return {"distillation_loss": loss, "teachers": list(run.teachers.values())}
 
 
 def _sequence_parallel(run: RunView) -> int:
