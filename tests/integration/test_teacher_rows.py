@@ -319,7 +319,25 @@ def test_a_teacher_with_other_tokens_is_refused(
     assert capsys.readouterr().err == ""
     config.actor_rollout_ref.model.path, config.distillation.teacher_models.teacher_model.model_path = more, str(MODEL)
     check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
-    assert "its tokenizer lacks 1 of the policy's tokens ('seven' is one), whose prob" in capsys.readouterr().err
+    assert "does not have 1 of the policy's tokens ('seven' is one) at their ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_reserved_token_of_another_name_is_no_other_tokenizer(tmp_path: Path, is_named: bool) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+    for name, token in (("policy", "<|reserved|>"), ("other", "<|python_tag|>")):
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        tokenizer.add_tokens([token], special_tokens=True)
+        shutil.copytree(MODEL, tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    model = composed(**{"actor_rollout_ref.model.path": str(tmp_path / "policy")}).actor_rollout_ref.model
+    model.custom_chat_template = "{{ messages }}<|reserved|>" if is_named else None
+    found = differing_tokens(model, str(tmp_path / "other"))
+    assert found == ((["<|reserved|>"], []) if is_named else ([], ["<|reserved|>"]))
 
 
 def test_code_in_the_folder_of_a_teacher_is_not_run(tmp_path: Path) -> None:

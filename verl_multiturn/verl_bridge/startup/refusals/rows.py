@@ -179,7 +179,7 @@ def _teaches_several(run: RunView) -> bool:
 
 
 def _teacher_tokens(run: RunView, is_another: bool) -> dict[str, str] | None:
-    """Return the first teacher with other tokens than the policy's, or without some of them; None without one."""
+    """Return the first teacher of which one list of `RunView.teacher_tokens` has tokens; None without one."""
     for name, differing in run.teacher_tokens.items():
         if tokens := differing[not is_another]:
             given = f"distillation.teacher_models.{name}.model_path={run.teachers[name]!r}"
@@ -199,7 +199,7 @@ _DISTILLATION: list[Check] = [
         "distillation.teacher_models.*.model_path",
         when=lambda run: _teacher_tokens(run, is_another=False),
         given="{found[given]}",
-        why="its tokenizer lacks {found[tokens]}, whose probabilities it has not learned",
+        why="its tokenizer does not have {found[tokens]} at their ids, and has not learned their probabilities",
         remedy="take a teacher with the policy's tokenizer",
         is_refusal=False,
     ),
