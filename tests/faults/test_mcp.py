@@ -264,6 +264,20 @@ async def test_a_notification_whose_answer_does_not_end_stops_no_call() -> None:
         server.stop()
 
 
+async def test_a_session_whose_end_is_not_answered_is_given_up() -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url, "start_timeout_s": 5}, "here"))
+    try:
+        await text(tools, "session")
+        server.release.clear()
+        server.endless = "DELETE"
+        await tools["session"].aclose()
+        assert server.sessions
+    finally:
+        server.release.set()
+        server.stop()
+
+
 async def test_a_status_is_an_outage_whatever_its_body() -> None:
     server = OlderHttpServer()
     tools = by_name(mcp_tools({"url": server.url}, "here"))

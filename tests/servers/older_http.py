@@ -23,7 +23,7 @@ class OlderHttpServer:
         self.held = 0
         """Number of calls whose answers wait for `release`."""
         self.endless: str | None = None
-        """Method of the messages whose answers wait for `release` within their bodies."""
+        """Method of the messages whose answers wait for `release` within their bodies; `DELETE`: of HTTP."""
         self.begun = 0
         """Number of such answers that it began."""
         self.release = threading.Event()
@@ -55,6 +55,8 @@ class OlderHttpServer:
                 self.answer(405, None, {})
 
             def do_DELETE(self) -> None:
+                if served.endless == "DELETE":
+                    served.release.wait()
                 served.sessions.discard(self.headers.get("mcp-session-id", ""))
                 self.answer(200, None, {})
 

@@ -59,6 +59,9 @@ class _HttpClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request, and return its answer, or the error in the place of one."""
+        if request.method == "DELETE":  # of the session, at a connection's end, which others wait for
+            limits = request.extensions["timeout"]
+            limits["read"] = limits["connect"]
         try:
             return await self._answer(request, await super().send(request, **options))
         except httpx2.RequestError as broken:
