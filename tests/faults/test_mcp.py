@@ -207,6 +207,90 @@ async def test_a_broken_tcp_connection_ends_its_own_call_alone(http_server: Http
             await tools["add"].aclose()
 
 
+JSON = {"content-type": "application/json"}
+BREAKS: dict[str, tuple[int, dict[str, str], bytes]] = {
+    "headers": (200, JSON, b""),
+    "json": (200, JSON, b'{"jsonrpc"'),
+    "capitals": (200, {"content-type": "Application/JSON"}, b"{"),
+    "error": (400, JSON, b"{"),
+    "redirect": (307, {"location": "/mcp/"}, b"<html>"),
+    "no_gzip": (200, {**JSON, "content-encoding": "gzip", "content-length": "5"}, b"plain"),
+    "events": (200, {"content-type": "text/event-stream"}, b"event: message\n"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKS)
+async def test_an_answer_that_breaks_off_ends_its_own_call_alone(case: str) -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    try:
+        before = await text(tools, "session")
+        server.release.clear()
+        slow = asyncio.create_task(text(tools, "session"))
+        await until(lambda: _is(server.held == 1))
+        server.broken = BREAKS[case]
+        with pytest.raises(RuntimeError, match="the tool server ended during the call; call it again"):
+            await text(tools, "session")
+        server.release.set()
+        assert await slow == before
+    finally:
+        server.release.set()
+        await tools["session"].aclose()
+        server.stop()
+
+
+async def _is(found: bool) -> bool:
+    return found
+
+
+async def test_a_notification_whose_answer_does_not_end_stops_no_call() -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    try:
+        before = await text(tools, "session")
+        server.release.clear()
+        server.endless = "notifications/cancelled"
+        cancelled = asyncio.create_task(text(tools, "session"))
+        await until(lambda: _is(server.held == 1))
+        cancelled.cancel()
+        await until(lambda: _is(server.begun == 1))
+        after = asyncio.create_task(text(tools, "session"))
+        await until(lambda: _is(server.held == 2))
+        server.release.set()
+        assert await after == before
+    finally:
+        server.release.set()
+        await tools["session"].aclose()
+        server.stop()
+
+
+async def test_a_session_whose_end_is_not_answered_is_given_up() -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url, "start_timeout_s": 5}, "here"))
+    try:
+        await text(tools, "session")
+        server.release.clear()
+        server.endless = "DELETE"
+        await tools["session"].aclose()
+        assert server.sessions
+    finally:
+        server.release.set()
+        server.stop()
+
+
+async def test_a_status_is_an_outage_whatever_its_body() -> None:
+    server = OlderHttpServer()
+    tools = by_name(mcp_tools({"url": server.url}, "here"))
+    try:
+        await text(tools, "session")
+        server.broken = 503, JSON, b"{"
+        with pytest.raises(UnavailableError, match=r"failed \(HTTP 503\)"):
+            await text(tools, "session")
+    finally:
+        await tools["session"].aclose()
+        server.stop()
+
+
 # Servers that die.
 
 

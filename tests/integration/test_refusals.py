@@ -457,6 +457,21 @@ def test_the_texts_of_all_rows_name_what_there_is() -> None:
             assert not re.search(r"\{\w", fill(template, run=run, found=AnyValue()))
 
 
+@pytest.mark.parametrize("is_fully_async", [True, False])
+def test_the_fully_asynchronous_program_has_its_own_sizes_of_batches(is_fully_async: bool) -> None:
+    from verl_multiturn import ConfigError
+    from verl_multiturn.verl_bridge.startup.verl_checks import check_verls_classes
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    sizes = {f"actor_rollout_ref.{key}_micro_batch_size_per_gpu": "4" for key in ("actor.ppo", "rollout.log_prob")}
+    sizes |= {"data.train_batch_size": "0", "algorithm.adv_estimator": "grpo"}
+    if is_fully_async:
+        check_verls_classes(RunView(composed(**sizes, **{"+async_training": "{staleness_threshold: 0.1}"})))
+        return
+    with pytest.raises(ConfigError, match=r"train_batch_size \(0\) must be >= actor\.ppo_mini_batch_size"):
+        check_verls_classes(RunView(composed(**sizes)))
+
+
 def test_other_programs_of_hydra_are_left_alone() -> None:
     from omegaconf import OmegaConf
 

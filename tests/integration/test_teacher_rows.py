@@ -350,4 +350,51 @@ def test_a_teacher_with_other_tokens_is_refused(
     assert capsys.readouterr().err == ""
     config.actor_rollout_ref.model.path, config.distillation.teacher_models.teacher_model.model_path = more, str(MODEL)
     check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
-    assert "its tokenizer lacks 1 of the policy's tokens ('seven' is one), whose prob" in capsys.readouterr().err
+    assert "does not have 1 of the policy's tokens ('seven' is one) at their ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_reserved_token_of_another_name_is_no_other_tokenizer(tmp_path: Path, is_named: bool) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+    for name, token in (("policy", "<|reserved|>"), ("other", "<|python_tag|>")):
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        tokenizer.add_tokens([token], special_tokens=True)
+        shutil.copytree(MODEL, tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    model = composed(**{"actor_rollout_ref.model.path": str(tmp_path / "policy")}).actor_rollout_ref.model
+    model.custom_chat_template = "{{ messages }}<|reserved|>" if is_named else None
+    found = differing_tokens(model, str(tmp_path / "other"))
+    assert found == ((["<|reserved|>"], []) if is_named else ([], ["<|reserved|>"]))
+
+
+def test_code_in_the_folder_of_a_teacher_is_not_run(tmp_path: Path) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+    folder, trace = Path(teacher(tmp_path / "teacher", **{"7": 600})), tmp_path / "trace"
+    (folder / "config.json").unlink()  # whose type would name a class of transformers' own
+    (folder / "own.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Own: pass\n")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) | {
+        "tokenizer_class": "Own",
+        "auto_map": {"AutoTokenizer": [None, "own.Own"]},
+    }
+    file.write_text(json.dumps(settings))
+    model = composed(**{"actor_rollout_ref.model.trust_remote_code": "True"}).actor_rollout_ref.model
+    differing_tokens(model, str(folder))
+    assert not trace.exists()
+
+
+def test_a_teacher_that_verl_drops_is_not_looked_at(tmp_path: Path) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    models = "distillation.teacher_models"
+    changes = {"distillation.enabled": "True", f"{models}.teacher_model.model_path": "/dropped"}
+    assert RunView(composed(**changes)).teachers == {"teacher_model": "/dropped"}
+    changes[f"+{models}.second"] = "{key: k, model_path: /second}"
+    assert RunView(composed(**changes)).teachers == {"second": "/second"}

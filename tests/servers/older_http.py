@@ -18,6 +18,16 @@ class OlderHttpServer:
         """Status and headers by which it answers all messages; None: it takes them."""
         self.asked = 0
         """Number of messages that it refused."""
+        self.broken: tuple[int, dict[str, str], bytes] | None = None
+        """Status, headers and begin of its next answer to a call, of which it sends no more."""
+        self.held = 0
+        """Number of calls whose answers wait for `release`."""
+        self.endless: str | None = None
+        """Method of the messages whose answers wait for `release` within their bodies; `DELETE`: of HTTP."""
+        self.begun = 0
+        """Number of such answers that it began."""
+        self.release = threading.Event()
+        self.release.set()
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -27,12 +37,26 @@ class OlderHttpServer:
                     served.asked += 1
                     self.answer(served.refusal[0], {"detail": "no"}, served.refusal[1])
                     return
+                if request["method"] == served.endless:
+                    self.begin(200, {"content-type": "application/json"}, b"{")
+                    served.begun += 1
+                    served.release.wait()
+                    return
+                if request["method"] == "tools/call":
+                    if served.broken is not None:
+                        broken, served.broken = served.broken, None
+                        self.begin(*broken)
+                        return
+                    served.held += not served.release.is_set()
+                    served.release.wait()
                 self.answer(*served.answer(request, self.headers.get("mcp-session-id")))
 
             def do_GET(self) -> None:
                 self.answer(405, None, {})
 
             def do_DELETE(self) -> None:
+                if served.endless == "DELETE":
+                    served.release.wait()
                 served.sessions.discard(self.headers.get("mcp-session-id", ""))
                 self.answer(200, None, {})
 
@@ -44,6 +68,14 @@ class OlderHttpServer:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def begin(self, status: int, headers: dict[str, str], begin: bytes) -> None:
+                self.send_response(status)
+                for name, value in {"content-length": "100", **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(begin)
+                self.wfile.flush()
 
             def log_message(self, *_: Any) -> None:
                 pass

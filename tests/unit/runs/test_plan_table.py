@@ -107,6 +107,8 @@ def test_loss_context_and_teachers_are_shown(tmp_path: Path) -> None:
     assert lines["policy loss"] == "mt_gspo, seq-mean-token-mean"
     assert lines["context"] == "window, weight of a row: conversation"
     assert lines["distillation"] == "k3, from /models/big"
+    told = facts(tmp_path, "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False")
+    assert lines_of(told)["policy loss"] == "none (distillation without task rewards), token-mean"
 
 
 def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:

@@ -134,3 +134,33 @@ def test_criteria_of_rows_are_read_at_the_start(composed: Any, tmp_path: Path, g
     config.actor_rollout_ref.rollout.agent.default_agent_loop = "proxy_agent"
     if given is None:  # an agent may give the reward
         check_criteria(RunView(config, is_early=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trainer.test_freq": -1, "trainer.val_before_train": False},
+        {f"{CUSTOM}.tool_reward.mode": "replace"},
+        {"reward.reward_manager.source": "importlib"},
+    ],
+    ids=["not_validated", "tools_score", "own_manager"],
+)
+def test_criteria_of_rows_that_no_rubric_scores_are_not_looked_at(
+    composed: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    config = copy.deepcopy(composed)
+    rows = tmp_path / "rows.parquet"
+    pd.DataFrame([{"data_source": "letters", "extra_info": {"criteria": "be kind"}}]).to_parquet(rows)
+    config.data.train_files, config.data.val_files = [], str(rows)
+    with pytest.raises(ConfigError, match="expected a list of criteria, got 'be kind'"):
+        check_criteria(RunView(config, is_early=True))
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    check_criteria(RunView(config, is_early=True))
+
+
+def test_a_list_among_the_rows_is_none_of_rubrics(composed: Any, tmp_path: Path) -> None:
+    config = copy.deepcopy(composed)
+    config.data.train_files = str(tmp_path / "rows.json")
+    Path(config.data.train_files).write_text('[["letters"]]')
+    check_criteria(RunView(config, is_early=True))

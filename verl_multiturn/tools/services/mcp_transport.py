@@ -59,18 +59,29 @@ class _HttpClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         """Send a request, and return its answer, or the error in the place of one."""
+        if request.method == "DELETE":  # of the session, at a connection's end, which others wait for
+            limits = request.extensions["timeout"]
+            limits["read"] = limits["connect"]
         try:
-            response = await super().send(request, **options)
-            if "json" in response.headers.get("content-type", ""):
-                await response.aread()
-        except httpx2.TransportError as broken:
-            if request.method != "POST" or json.loads(request.content).get("method") in _START:
+            return await self._answer(request, await super().send(request, **options))
+        except httpx2.RequestError as broken:
+            if request.method != "POST" or _message(request).get("method") in _START:
                 raise
             lost = {"code": CONNECTION_CLOSED, "message": describe(broken)}
             return httpx2.Response(502, json={"jsonrpc": "2.0", "id": None, "error": lost}, request=request)
+
+    async def _answer(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         self.has_session = self.has_session or _SESSION in response.headers
         status = response.status_code
-        if request.method != "POST" or (kind := status_kind(status)) not in OUT or _is_protocols(request, response):
+        if request.method != "POST":
+            return response
+        if (kind := status_kind(status)) not in OUT or _is_protocols(request, response):
+            if _reads_whole(request, response):
+                try:
+                    await response.aread()
+                except BaseException:  # cancelled, too
+                    await response.aclose()
+                    raise
             return response
         await response.aclose()
         # The proxy of the client is that of its one address.
@@ -80,6 +91,22 @@ class _HttpClient(httpx2.AsyncClient):
         error = {"code": INTERNAL_ERROR, "message": f"the tool server {text}", "data": data}
         answer = {"jsonrpc": "2.0", "id": None, "error": error}
         return httpx2.Response(max(status, 400), json=answer, request=request)
+
+
+def _message(request: httpx2.Request) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(request.content)
+    return message
+
+
+def _reads_whole(request: httpx2.Request, response: httpx2.Response) -> bool:
+    """Return whether the SDK reads the body at once: that of a redirect, and JSON that answers a request.
+
+    It leaves every other body, such as that of the answer to a notification, which may never end.
+    """
+    if response.next_request is not None:
+        return True
+    is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+    return is_json and response.status_code != 202 and "method" in (message := _message(request)) and "id" in message
 
 
 def _is_protocols(request: httpx2.Request, response: httpx2.Response) -> bool:

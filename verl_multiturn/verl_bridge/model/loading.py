@@ -100,22 +100,31 @@ def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
         teacher: Folder or name of the teacher.
 
     Returns:
-        The policy's tokens that are others in the teacher's tokenizer, or have another id there, and those whose ids
-        it does not have. Both are empty where a tokenizer is not on this machine.
+        The policy's tokens that are others in the teacher's tokenizer, or have another id there; and those whose ids
+        it does not have, with the differing ones that no conversation has, such as tokens that are reserved. Both are
+        empty where a tokenizer is not on this machine.
     """
     path, trust = str(model.get("tokenizer_path") or model.path), bool(model.get("trust_remote_code"))
     try:
-        own, others = (
+        policy, other = (
             AutoTokenizer.from_pretrained(
-                str(Path(each).expanduser()), trust_remote_code=trust, local_files_only=True
-            ).get_vocab()
-            for each in (path, teacher)
+                str(Path(each).expanduser()), trust_remote_code=may_run, local_files_only=True
+            )
+            for each, may_run in ((path, trust), (teacher, False))  # verl runs no code of a teacher's, either
         )
+        own, others = policy.get_vocab(), other.get_vocab()
+        added = set(map(str, policy.added_tokens_decoder.values()))
+        named = str(model.get("custom_chat_template") or policy.chat_template)
+        ends = (policy.bos_token, policy.eos_token, policy.pad_token, policy.unk_token)
     except Exception:  # the files of a model may be damaged in any way; verl reports it when it loads the model
         return [], []
     names = {number: token for token, number in others.items()}
     found = {token: number for token, number in own.items() if others.get(token) != number}
-    another = [token for token, number in found.items() if token in others or number in names]
+    another = [
+        token
+        for token, number in found.items()
+        if (token in others or number in names) and (token not in added or token in named or token in ends)
+    ]
     return sorted(another), sorted(found.keys() - set(another))
 
 

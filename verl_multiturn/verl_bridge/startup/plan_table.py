@@ -106,11 +106,10 @@ def facts_of(run: RunView) -> dict[str, Any]:
         **_rewards(run),
         **_roles(run),
         "kl": _kl(run),
-        "policy_loss": run.value(f"{_ACTOR}.policy_loss.loss_mode"),
         "loss_agg_mode": run.value(f"{_ACTOR}.loss_agg_mode"),
         "context": run.settings.context.mode,
         "context_weight": run.settings.context.weight,
-        **_teachers(run),
+        **_losses(run),
         "lora_rank": next((rank for rank in map(run.value, ADAPTER_RANKS) if rank), 0),
         "cluster": run.cluster,
         "ray_cpus": sum(required_ray_cpus(run.config).values()) if run.is_v1 else None,
@@ -147,13 +146,17 @@ def _roles(run: RunView) -> dict[str, Any]:
     return {"roles": list(roles.names), "trained_roles": list(roles.trained), "opponents": opponents}
 
 
-def _teachers(run: RunView) -> dict[str, Any]:
-    """Return the loss of a distillation and the models of its teachers; null and [] without one."""
+def _losses(run: RunView) -> dict[str, Any]:
+    """Return the loss of a distillation, the models of its teachers and the policy loss; null where there is none."""
+    policy = run.value(f"{_ACTOR}.policy_loss.loss_mode")
     if not run.value("distillation.enabled"):
-        return {"distillation_loss": None, "teachers": []}
-    teachers = (run.value("distillation.teacher_models") or {}).values()
-    paths = [str(each["model_path"]) for each in teachers if each and each.get("model_path")]
-    return {"distillation_loss": run.value("distillation.distillation_loss.loss_mode"), "teachers": paths}
+        return {"policy_loss": policy, "distillation_loss": None, "teachers": []}
+    loss = run.value("distillation.distillation_loss")
+    return {
+        "policy_loss": policy if loss.use_task_rewards else None,  # verl then leaves it out
+        "distillation_loss": loss.loss_mode,
+        "teachers": list(run.teachers.values()),
+    }
 
 
 def _sequence_parallel(run: RunView) -> int:
@@ -228,7 +231,8 @@ def _lines_of_roles(facts: dict[str, Any]) -> dict[str, str]:
 
 def _lines_of_losses(facts: dict[str, Any]) -> dict[str, str]:
     """Return the table's lines about the policy loss, and about windows and teachers where there are any."""
-    lines = {"policy loss": f"{facts['policy_loss']}, {facts['loss_agg_mode']}"}
+    policy = facts["policy_loss"] or "none (distillation without task rewards)"
+    lines = {"policy loss": f"{policy}, {facts['loss_agg_mode']}"}
     if facts["context"] != "append":
         lines["context"] = f"{facts['context']}, weight of a row: {facts['context_weight']}"
     if facts["distillation_loss"] is not None:

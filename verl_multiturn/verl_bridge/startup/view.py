@@ -262,15 +262,39 @@ class RunView:
 
         return most_tokens(self.config.actor_rollout_ref.model)
 
+    @cached_property
+    def teachers(self) -> dict[str, str]:
+        """The models of verl's teachers, by the names of their entries; empty without distillation."""
+        if not self.value("distillation.enabled"):
+            return {}
+        entries = self.value("distillation.teacher_models") or {}
+        if len(entries) > 1:  # verl then drops the entry of its default
+            entries = {name: each for name, each in entries.items() if name != "teacher_model"}
+        found = {name: each.get("model_path") for name, each in entries.items() if OmegaConf.is_dict(each)}
+        return {name: str(path) for name, path in found.items() if path}
+
+    @cached_property
+    def teacher_tokens(self) -> dict[str, tuple[list[str], list[str]]]:
+        """The tokens that a teacher has otherwise, and those that it lacks, by the names of `teachers`."""
+        if not self.teachers:
+            return {}
+        self.require_stack()
+        from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+        model = self.config.actor_rollout_ref.model
+        return {name: differing_tokens(model, path) for name, path in self.teachers.items()}
+
     # Trainer and algorithm.
 
     @property
     def is_v1(self) -> bool:
-        """Whether verl's V1 trainer runs.
+        """Whether verl's V1 trainer runs."""
+        return bool(self.config.trainer.use_v1) and not self.is_fully_async
 
-        verl's fully asynchronous program has a trainer of its own; its configuration has the section `async_training`.
-        """
-        return bool(self.config.trainer.use_v1) and "async_training" not in self.config
+    @property
+    def is_fully_async(self) -> bool:
+        """Whether verl's fully asynchronous program runs, which has a trainer of its own, and a section of its own."""
+        return "async_training" in self.config
 
     @property
     def is_fsdp(self) -> bool:

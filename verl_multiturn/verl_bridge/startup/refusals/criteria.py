@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
-import pyarrow.parquet
 from omegaconf import OmegaConf
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.rows.files import read_rows
 from verl_multiturn.verl_bridge.names import PROXY_LOOP, RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import is_our_reward
-from verl_multiturn.verl_bridge.startup.refusals.data_rows import files_of
+from verl_multiturn.verl_bridge.startup.refusals.data_rows import columns_of, files_of, is_scored_otherwise
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _FILES = ("data.train_files", "data.val_files")
@@ -32,6 +31,11 @@ class RubricRow(NamedTuple):
     """Whether an agent behind the endpoint has it, which may give the reward itself."""
 
 
+def validates(run: RunView) -> bool:
+    """Return whether the rows of the validation are scored at all."""
+    return bool((run.value("trainer.test_freq") or -1) > 0 or run.value("trainer.val_before_train"))
+
+
 def rubric_options(run: RunView) -> Mapping[str, Any]:
     """Return the options of `rubric`; empty without any."""
     given = _options(run).get(_RUBRIC)
@@ -48,23 +52,29 @@ def rubric_rows(run: RunView, key: str) -> Iterator[RubricRow]:
     from verl_multiturn.rewards.router import find_reward  # takes a while to import
 
     routes = _options(run).get("routes") or {}
+
+    @cache
+    def is_scored(source: str) -> bool:
+        try:
+            return find_reward(source, routes) == _RUBRIC
+        except ConfigError:  # the reward function names it
+            return False
+
     default = run.rollout.agent.default_agent_loop
     for path in files_of(run, key) or []:
-        if path.suffix == ".parquet":
-            known = [name for name in _COLUMNS if name in pyarrow.parquet.read_schema(path).names]
-            rows = pyarrow.parquet.read_table(path, columns=known).to_pylist()
-        else:
-            rows = read_rows(path, [path.suffix])
-        for number, row in enumerate(rows):
-            try:
-                is_scored = find_reward(str(row.get("data_source")), routes) == _RUBRIC
-            except ConfigError:  # the reward function names it
-                continue
-            if is_scored:
+        # Most files have no such row, and their extra_info is large.
+        if path.suffix == ".parquet" and not any(is_scored(_source(row)) for row in columns_of(path, _COLUMNS[:1])):
+            continue
+        for number, row in enumerate(columns_of(path, _COLUMNS)):
+            if is_scored(_source(row)):
                 extra = row.get("extra_info")
                 is_agents = (row.get("agent_name") or default) in (PROXY_LOOP, RECORDED_LOOP)
                 given = extra.get(_CRITERIA) if isinstance(extra, Mapping) else None
                 yield RubricRow(f"{key}: {path}: row {number}", given, is_agents)
+
+
+def _source(row: Mapping[str, Any]) -> str:
+    return str(row.get(_COLUMNS[0]))
 
 
 def check_criteria(run: RunView) -> None:
@@ -75,11 +85,11 @@ def check_criteria(run: RunView) -> None:
     """
     from verl_multiturn.rewards.criteria import criteria_of
 
-    if not any(is_our_reward(run.config, section) for section in _SECTIONS):
+    if is_scored_otherwise(run) or not any(is_our_reward(run.config, section) for section in _SECTIONS):
         return
     options = rubric_options(run)
     may_lack = bool(options.get(_CRITERIA) or options.get("relative"))
-    for key in _FILES:
+    for key in _FILES[: 2 if validates(run) else 1]:
         for row in rubric_rows(run, key):
             if row.criteria is not None or not (may_lack or row.is_agents):
                 criteria_of({_CRITERIA: row.criteria}, (), row.place)

@@ -6,7 +6,7 @@ Rows of a data set class of the user's own, and of files that are not on this ma
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def _too_few(run: RunView) -> dict[str, int] | None:
     return {"rows": rows, "needed": needed} if rows < needed else None
 
 
-def _is_scored_otherwise(run: RunView) -> bool:
+def is_scored_otherwise(run: RunView) -> bool:
     """Return whether no reward manager of verl's reads the rows."""
     modes = (run.settings.tool_reward.mode, run.settings.interaction_reward.mode)
     sections = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
@@ -99,12 +99,12 @@ def _is_scored_otherwise(run: RunView) -> bool:
 
 def _unscored(run: RunView) -> str:
     """Return which row cannot be scored, and why; empty where all can."""
-    if not run.is_v1 or _is_scored_otherwise(run):
+    if not run.is_v1 or is_scored_otherwise(run):
         return ""
     default = run.rollout.agent.default_agent_loop
     for key in (_TRAIN, _VAL):
         for path in files_of(run, key) or []:
-            for index, row in enumerate(_rows(path)):
+            for index, row in enumerate(columns_of(path, _COLUMNS)):
                 if (row.get("agent_name") or default) in (PROXY_LOOP, RECORDED_LOOP):
                     continue  # the agent gives the reward
                 if problem := unscored(row):
@@ -112,13 +112,13 @@ def _unscored(run: RunView) -> str:
     return ""
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, of a parquet file the columns for the score of a row."""
+def columns_of(path: Path, names: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file, of a parquet file the columns of these names alone; some rows are read at once."""
     if path.suffix != ".parquet":
         yield from (row for row in read_rows(path, [path.suffix]) if isinstance(row, dict))
         return
     with pyarrow.parquet.ParquetFile(path) as file:
-        columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        columns = [name for name in names if name in file.schema_arrow.names]
         if not columns:
             yield from ({} for _ in range(file.metadata.num_rows))
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_multiturn.verl_bridge.startup.refusals.criteria import rubric_options, rubric_rows
+from verl_multiturn.verl_bridge.startup.refusals.criteria import rubric_options, rubric_rows, validates
 from verl_multiturn.verl_bridge.startup.refusals.rewards import scales
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -37,13 +37,9 @@ def _mode_that_replaces(run: RunView) -> str:
     return next((name for name, mode in modes.items() if mode == "replace"), "")
 
 
-def _validates(run: RunView) -> bool:
-    return bool((run.value("trainer.test_freq") or -1) > 0 or run.value("trainer.val_before_train"))
-
-
 def _row_without_criteria(run: RunView) -> str:
     """Return the first row of a validation that `rubric` scores and that has no criteria; "" without one."""
-    if not _validates(run) or rubric_options(run).get("criteria"):
+    if not validates(run) or rubric_options(run).get("criteria"):
         return ""
     return next((row.place for row in rubric_rows(run, "data.val_files") if not row.criteria), "")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from omegaconf import OmegaConf
-
 from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
 from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, USER, AdvantageSettings
@@ -181,17 +179,10 @@ def _teaches_several(run: RunView) -> bool:
 
 
 def _teacher_tokens(run: RunView, is_another: bool) -> dict[str, str] | None:
-    """Return the first teacher with other tokens than the policy's, or without some of them; None without one."""
-    if not run.value(_TEACHER):
-        return None
-    run.require_stack()
-    from verl_multiturn.verl_bridge.model.loading import differing_tokens
-
-    for name, teacher in (run.value("distillation.teacher_models") or {}).items():
-        path = teacher.get("model_path") if OmegaConf.is_dict(teacher) else None
-        tokens = differing_tokens(run.config.actor_rollout_ref.model, path)[not is_another] if path else []
-        if tokens:
-            given = f"distillation.teacher_models.{name}.model_path={path!r}"
+    """Return the first teacher of which one list of `RunView.teacher_tokens` has tokens; None without one."""
+    for name, differing in run.teacher_tokens.items():
+        if tokens := differing[not is_another]:
+            given = f"distillation.teacher_models.{name}.model_path={run.teachers[name]!r}"
             return {"given": given, "tokens": f"{len(tokens)} of the policy's tokens ({show(tokens[0])} is one)"}
     return None
 
@@ -208,7 +199,7 @@ _DISTILLATION: list[Check] = [
         "distillation.teacher_models.*.model_path",
         when=lambda run: _teacher_tokens(run, is_another=False),
         given="{found[given]}",
-        why="its tokenizer lacks {found[tokens]}, whose probabilities it has not learned",
+        why="its tokenizer does not have {found[tokens]} at their ids, and has not learned their probabilities",
         remedy="take a teacher with the policy's tokenizer",
         is_refusal=False,
     ),
