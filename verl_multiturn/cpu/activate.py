@@ -95,7 +95,7 @@ def activate() -> None:
     registrations.set_rollout_class(rollout, rollout)
 
 
-class _Unpinned(wrapt.ObjectProxy):  # type: ignore[misc]
+class _Unpinned(wrapt.ObjectProxy[ModuleType]):
     """torch, whose new tensors are not in pinned memory."""
 
     def tensor(self, *args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ class _Unpinned(wrapt.ObjectProxy):  # type: ignore[misc]
 
 def _unpin(processor: ModuleType) -> None:
     """Let SGLang compute the log-probs of a prompt, for a teacher: SGLang 0.5.12 pins the indices of its tokens."""
-    processor.torch = _Unpinned(processor.torch)  # type: ignore[attr-defined]
+    vars(processor)["torch"] = _Unpinned(vars(processor)["torch"])
 
 
 def _register_attention(registry: ModuleType) -> None:
