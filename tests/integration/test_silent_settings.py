@@ -156,6 +156,14 @@ MODEL = "actor_rollout_ref.model"
             {f"{CORRECTION}.rollout_rs_threshold": "3.0"},
             f"=3.0: this has no effect without {CORRECTION}.rollout_rs",
         ),
+        (
+            {
+                "distillation.enabled": "True",
+                "distillation.teacher_models.teacher_model.model_path": "a/b",
+                "+distillation.teacher_models.other.model_path": "c/d",
+            },
+            "teacher_model.model_path='a/b': this has no effect: verl leaves the entry teacher_model out where there",
+        ),
         ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64: this has no effect without {MODEL}.lora_rank"),
         (
             {f"+{ROLLOUT}.custom.multiturn.checkpoint_evaluation.samples": "4"},

@@ -22,6 +22,7 @@ _UNDISCOUNTED = (
 )  # fmt: skip
 """verl's estimators that read neither `algorithm.gamma` nor `algorithm.lam`; one of the user's own may."""
 _CALLBACK = "trainer.checkpoint_callback_class"
+_TEACHER = "distillation.teacher_models.teacher_model.model_path"
 _TIR_STOP = f"{PATH}.tir.stop"
 _EVALUATION = f"{PATH}.checkpoint_evaluation"
 _COUNTERPARTS = {"critic.model": _MODEL, "critic.fsdp": f"{_ACTOR}.fsdp_config", "critic": _ACTOR}
@@ -131,6 +132,13 @@ PARTS_OFF = [
     _off_without(f"{_ROLLOUT}.prometheus.*", f"{_ROLLOUT}.prometheus.enable"),
     _off_without(f"{_ROLLOUT}.disaggregation.*", f"{_ROLLOUT}.disaggregation.enabled"),
     _off_without("skip.rollout_tq.*", "skip.rollout_tq.enable"),
+    RefusalRow(
+        _TEACHER,
+        when=lambda run: run.is_set(_TEACHER) and run.teachers and "teacher_model" not in run.teachers,
+        why="this has no effect: verl leaves the entry teacher_model out where there are others",
+        remedy="give it another name, a key and num_replicas, or leave it out",
+        is_refusal=False,
+    ),
     RefusalRow(
         _TIR_STOP,
         when=lambda run: run.is_set(_TIR_STOP) and not run.is_text_mode,
