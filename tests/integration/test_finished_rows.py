@@ -24,7 +24,7 @@ class Teacher:
     """verl's manager of a teacher's clients: five ids for each token."""
 
     teacher_model_configs: ClassVar = {
-        "default": SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=8))
+        "default": SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=8, name="vllm"))
     }
     distillation_loss_config = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=True))
 
