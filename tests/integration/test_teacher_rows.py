@@ -239,7 +239,9 @@ async def test_a_cancelled_conversation_leaves_no_question_behind() -> None:
     await asking.ask([row(1, 2, 3), row(1, 2, 4)], Teacher())
 
 
-@pytest.mark.parametrize(("engine", "left_out"), [("sglang", {"detokenize"}), ("vllm", set())])
+@pytest.mark.parametrize(
+    ("engine", "left_out"), [("sglang", {"detokenize"}), ("sglang_async", {"detokenize"}), ("vllm", set())]
+)
 async def test_a_teacher_gets_the_parameters_that_its_engine_takes(engine: str, left_out: set[str]) -> None:
     from omegaconf import OmegaConf
     from verl.experimental.teacher_loop.teacher_manager import _get_teacher_sampling_params
@@ -263,7 +265,7 @@ async def test_a_teacher_gets_the_parameters_that_its_engine_takes(engine: str, 
     )
     assert sent == {name: value for name, value in verls.items() if name not in left_out}
     assert given == {"request_id": "r", "prompt_ids": [1], "image_data": None}
-    if engine == "sglang":
+    if engine != "vllm":
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         # verl's server translates these two.

@@ -42,7 +42,7 @@ from verl_multiturn.certificate.check import LOGPROB
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
-from verl_multiturn.verl_bridge.names import SGLANG
+from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ _TRIES = 3
 """How often a question is repeated where a server has died, and no outage is known: another one may take it."""
 _VERLS_CHECKS = (AssertionError, LookupError, TypeError, ValueError)
 """Errors of verl's client and servers for an answer that is short or empty, as of a request that a server aborted."""
-_VLLMS = "detokenize"
+_OF_VLLM = "detokenize"
+"""A parameter of vLLM's that verl sends to every teacher."""
 _NONE_LEFT = "No available servers"
 """The error of verl's load balancers without a server."""
 _MOST_MASS = 1.02
@@ -233,7 +234,7 @@ class SglangTeacher:
 
     async def generate(self, *, sampling_params: dict[str, Any], **given: Any) -> Any:
         """Send a question, and return verl's `TokenOutput`."""
-        taken = {name: value for name, value in sampling_params.items() if name != _VLLMS}
+        taken = {name: value for name, value in sampling_params.items() if name != _OF_VLLM}
         return await self._client.generate(sampling_params=taken, **given)
 
 
@@ -251,7 +252,7 @@ def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int)
     """
     teachers = manager.teacher_model_configs.values()
     for key, teacher in manager.teacher_model_configs.items():
-        if teacher.inference.name == SGLANG:
+        if teacher.inference.name in (ROLLOUT, SGLANG):
             manager.teacher_client[key] = SglangTeacher(manager.teacher_client[key])
     room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
     loss = manager.distillation_loss_config

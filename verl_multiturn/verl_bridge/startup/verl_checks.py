@@ -32,11 +32,10 @@ def check_verls_classes(run: RunView) -> None:
     config = copy.deepcopy(run.config)
     for key in _sections(run):
         _refuse(key, omega_conf_to_dataclass, _without_model(OmegaConf.select(config, key)))
+    if run.is_fully_async:  # verl's program asserts a train_batch_size of 0, and does not call it
+        return
     # A critic's class loads its model, so it is looked at above, without one.
-    if (
-        not run.is_fully_async
-    ):  # its program does not call it, and asserts a train_batch_size of 0, which would not pass
-        _refuse("verl's validate_config", validate_config, config, run.has_reference, False)
+    _refuse("verl's validate_config", validate_config, config, run.has_reference, False)
 
 
 def _sections(run: RunView) -> Iterator[str]:
