@@ -380,7 +380,7 @@ async def test_a_status_that_says_that_the_server_is_not_there_is_an_outage(stat
         before = await text(tools, "session")
         server.refusal = status, headers
         with pytest.raises(UnavailableError, match=f"the tool server {problem}") as caught:
-            await text(tools, "session")
+            await text(tools, "session", name="server/discover")  # a method of the protocol, which this is not
         assert [cause_of(caught.value, whose) for whose in ("model", "outage")] == [
             "model" if status == 504 else "outage",
             "outage",

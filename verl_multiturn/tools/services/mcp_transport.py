@@ -118,7 +118,7 @@ def _is_protocols(request: httpx2.Request, response: httpx2.Response) -> bool:
         return response.next_request.method == "POST" and sent.host == following.host and (same or safer)
     if response.status_code == 404 and _SESSION in request.headers:
         return True
-    return status_kind(response.status_code) == "address" and b'"server/discover"' in request.content
+    return status_kind(response.status_code) == "address" and _message(request).get("method") == "server/discover"
 
 
 def outage_of(error: BaseException) -> UnavailableError | None:
