@@ -25,15 +25,28 @@ def _run(server: ForkServer, program: Path, env: dict[str, str]) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=550, env=env, check=False)
 
 
+# The ids of its core differ, unless it has drawn one before.
+RAY = """
+import os
+job = os.environ.get("RAY_JOB_ID")
+class NodeID:
+    from_random = classmethod(lambda ids: ids())
+    def binary(self):
+        return b"as before" if os.environ.get("HAS_DRAWN") else os.urandom(9)
+"""
+
+
 class Workers:
     """Workers of Ray, as a raylet starts them, of a server whose second one imports a `ray` that notes its variables.
 
     Args:
         folder: Folder for the programs.
+        stderr: Begin of each worker's standard error.
     """
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "ray.py").write_text("import os\njob = os.environ.get('RAY_JOB_ID')\n")
+    def __init__(self, folder: Path, stderr: str = "") -> None:
+        self._stderr = stderr
+        (folder / "ray.py").write_text(RAY)
         self._program = folder / "default_worker.py"
         self._program.write_text(
             "import os, sys\nray = sys.modules.get('ray')\n"
@@ -47,7 +60,8 @@ class Workers:
         """Start a worker; return who forked it, and the job of its Ray, its own, and its rank."""
         own = {"RAY_JOB_ID": job, "RAY_RAYLET_PID": str(self.raylet.pid), **variables}
         ran = _run(self.server, self._program, env={**self._environment, **own})
-        assert not ran.stderr
+        assert ran.stderr.startswith(self._stderr)
+        assert self._stderr or not ran.stderr
         parent, *seen = ran.stdout.split()
         return int(parent), seen
 
@@ -118,3 +132,46 @@ def test_a_worker_whose_second_server_dies_imports_everything_itself(workers: Wo
     ran = _run(workers.server, tmp_path / "again.py", env={**os.environ, **variables})
     assert ran.stdout == "ran\n"
     assert "this process imports everything itself" in ran.stderr
+
+
+def test_a_second_server_forks_no_worker_where_two_would_draw_the_same_ids(tmp_path: Path) -> None:
+    said = "verl-multiturn: the forkserver has started with a seed of Ray's ids, which two workers would share: "
+    workers = Workers(tmp_path, said)
+    try:
+        _, seen = workers.start(HAS_DRAWN="1")
+    finally:
+        workers.close()
+    assert seen == ["None", "01", "None"]
+
+
+# As TransferQueue and verl make theirs, where they are imported.
+ACTORS = """
+import ray
+
+@ray.remote(max_concurrency=8)
+class Storage:
+    pass
+
+@ray.remote
+def score():
+    pass
+"""
+
+
+def test_workers_that_are_forks_give_their_calls_ids_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "actors.py").write_text(ACTORS)
+    program = tmp_path / "default_worker.py"
+    program.write_text(
+        "import os, sys, threading\nassert {'ray', 'actors'} <= set(sys.modules)\nimport ray\n"
+        "def draw():\n    print(ray.ObjectRef.from_random().hex(), ray.ActorClassID.from_random().hex(), sep='\\n')\n"
+        "draw()\nthread = threading.Thread(target=draw)\nthread.start()\nthread.join()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    server = ForkServer(("decimal", OF_WORKERS, "ray", "actors"), environment)
+    own = {"RAY_JOB_ID": "01", "RAY_RAYLET_PID": str(os.getpid())}
+    try:
+        ran = [_run(server, program, env={**environment, **own}) for _ in range(3)]
+    finally:
+        server.close()
+    assert [each.stderr for each in ran] == [""] * 3
+    assert len({drawn for each in ran for drawn in each.stdout.splitlines()}) == 3 * 4

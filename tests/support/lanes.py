@@ -39,7 +39,7 @@ from _pytest.mark.expression import Expression
 
 from tests.support.warm_python import LIGHT_MODULES, ROOT, SHARED, SHARED_LIGHT, SHARED_STACK, environment_of_server
 from verl_multiturn.cpu_processes.environment import STAND_INS
-from verl_multiturn.cpu_processes.forkserver import EVERY
+from verl_multiturn.cpu_processes.forkserver import EVERY, class_ids
 from verl_multiturn.cpu_processes.forkserver import main as serve
 from verl_multiturn.cpu_processes.handle import SLOW_MODULES, fork_command, listen_at, write_spawned
 
@@ -246,7 +246,8 @@ def main(tier: str) -> Callable[[], int]:
             return lambda: _serve(addresses[SHARED], me, SLOW_MODULES)
         plain |= set_by_imports
         _become(plain)
-        _import(_STACK)
+        with class_ids():
+            _import(_STACK)
         plain |= os.environ
         _become(warm)
         if forks.fork(SHARED_STACK, lane=False):
