@@ -42,6 +42,8 @@ BOX = ["ray_kwargs.ray_init.num_cpus=1024", f"critic.model.path={RECIPES / 'comm
 TINY = {"quickstart", "ask_first", "errands", "frozen_lake", "proxy_quickstart", "repair"}
 # A recipe's training data has to be recorded first, so its number of steps is not known.
 RECORDED = {"from_records"}
+# Its program starts another recipe in each round, and its configuration is none of verl's.
+ROUNDS = {"closed_loop"}
 # Folders of databases that users download, relative to where they start a recipe. Its tools look for them.
 DATABASES = ["data/omnisql"]
 
@@ -49,7 +51,7 @@ DATABASES = ["data/omnisql"]
 def recipes() -> list[str]:
     """Return the names of the recipes, apart from those without a curve of others that they should reach."""
     names = [path.parent.name for path in sorted(RECIPES.glob("*/config.yaml"))]
-    return [name for name in names if name not in TINY | RECORDED]
+    return [name for name in names if name not in TINY | RECORDED | ROUNDS]
 
 
 def is_for_gpus(config: Any) -> bool:
