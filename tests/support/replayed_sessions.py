@@ -104,6 +104,22 @@ async def program(name: str, run: ProxyRun, template: Template, chance: random.R
     return await recorded_session(session, run, AgentEnd("returned", AgentResult(1.0, rewards)))
 
 
+async def lost_answer(name: str, run: ProxyRun, template: Template) -> Record:
+    """Record a session whose one answer is lost, and is not requested again.
+
+    Args:
+        name: Name of the recording that has the request.
+        run: Parts that sessions share; its engine is replaced.
+        template: The model's template.
+    """
+    path, body = recorded(name)[0]
+    said = [*template.tokenizer.encode("The answer is 5.", add_special_tokens=False), template.tokenizer.eos_token_id]
+    run = with_engine(run, ScriptedEngine([said], version=3), template)
+    session = AgentSession("lost", run, {"temperature": 1.0})
+    (await session.complete(PROTOCOLS[path].read(body))).undelivered()
+    return await recorded_session(session, run, AgentEnd("raised", problem="raised"))
+
+
 _CALLED: dict[str, list[str]] = {}
 
 

@@ -23,7 +23,7 @@ from tests.integration.vision_models import picture
 from tests.long.tokens.honest import MISHAPS, OURS, SITUATIONS, Guest, Surprises, Unsteady
 from tests.support.families import family
 from tests.support.on_disk import from_disk
-from tests.support.replayed_sessions import drawn, program, replayed, with_engine
+from tests.support.replayed_sessions import drawn, lost_answer, program, replayed, with_engine
 from tests.support.rollout_config import make_config
 from tests.support.session_play import TOOL as MEASURE
 from tests.support.session_play import PlayedChat
@@ -204,6 +204,7 @@ async def programs(count: int) -> World:
     lengths = {"prompt_length": 65_536, "response_length": 65_536}
     run = make_run(lambda *_: [], **lengths)
     records = [await program(name, run, template, random.Random(name)) for name in PROGRAMS]
+    records.append(await lost_answer(PROGRAMS[0], run, template))
     chat = PlayedChat(template.tokenizer, template.codec, template.parser, template.end_ids, SAID, ASKED)
     records += [await drawn(chat, run, template, f"replay {seed}") for seed in range(count)]
     stage = ReplayEngine()
