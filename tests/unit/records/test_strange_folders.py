@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 import verl_multiturn.cli.main as cli
 from tests.support.sample_records import sample_record, sample_run
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import CertificateError, ConfigError
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.observe.convert.parquet import write_parquet
 from verl_multiturn.observe.convert.source import RunSource
@@ -378,3 +379,13 @@ def test_convert_writes_nothing_through_a_link(run: Path, tmp_path: Path) -> Non
     done = CliRunner().invoke(cli.app, ["convert", str(run.parent), "--otel"])
     assert done.exit_code == 2
     assert "is no plain file and no folder; remove it" in done.stderr
+
+
+def test_the_error_of_a_large_text_holds_no_copy_of_it() -> None:
+    # It outlives the turn of its thread (`alone_if_large`), and others read their texts then.
+    text = b'{"a": ' + b"9" * 5_000_000 + b"}"
+    with pytest.raises(CertificateError, match=r"no record of a conversation: .*digits") as caught:
+        record_lines.read_object(text)
+    held = [each for frame, _ in traceback.walk_tb(caught.tb) for each in frame.f_locals.values() if each is not text]
+    assert max(len(each) for each in held if isinstance(each, str | bytes)) < 1000
+    assert caught.value.__context__ is None

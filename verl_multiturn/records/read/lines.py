@@ -106,16 +106,23 @@ def read_object(text: bytes) -> dict[str, Any]:
     """
     _refuse_costly(text)
     with alone_if_large(len(text)):
-        try:
-            value = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            value = parse_line(text)
-            if value is None:
-                raise CertificateError("it is torn, or no JSON") from None
-            value = plain(value)
+        value, problem = _value_of(text)
+    if problem:
+        raise CertificateError(problem)
     if not isinstance(value, dict):
         raise CertificateError(f"expected a JSON object, got {show(value, 60)}")
     return value
+
+
+def _value_of(text: bytes) -> tuple[Any, str]:
+    """Return the value of a text, or the problem with it: an error would hold copies of the text while others read."""
+    with contextlib.suppress(orjson.JSONDecodeError):
+        return orjson.loads(text), ""
+    try:
+        value = parse_line(text)
+    except CertificateError as error:
+        return None, str(error)
+    return (None, "it is torn, or no JSON") if value is None else (plain(value), "")
 
 
 def _refuse_costly(line: bytes | str) -> None:
