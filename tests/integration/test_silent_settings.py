@@ -160,7 +160,7 @@ MODEL = "actor_rollout_ref.model"
             {
                 "distillation.enabled": "True",
                 "distillation.teacher_models.teacher_model.model_path": "a/b",
-                "+distillation.teacher_models.other.model_path": "c/d",
+                "+distillation.teacher_models.other": "{model_path: c/d, inference: {load_format: auto}}",
             },
             "teacher_model.model_path='a/b': this has no effect: verl leaves the entry teacher_model out where there",
         ),

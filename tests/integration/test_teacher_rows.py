@@ -252,7 +252,9 @@ async def test_a_teacher_gets_the_parameters_that_its_engine_takes(engine: str, 
         async def generate(self, *, sampling_params: dict[str, Any], **given: Any) -> Any:
             return sampling_params, given
 
-    teacher = SimpleNamespace(num_replicas=1, inference=SimpleNamespace(max_num_seqs=1, name=engine, temperature=1.0))
+    teacher = SimpleNamespace(
+        num_replicas=1, inference=SimpleNamespace(max_num_seqs=1, name=engine, temperature=1.0), model_path=MODEL
+    )  # fmt: skip
     loss = SimpleNamespace(topk=5, loss_settings=SimpleNamespace(use_topk=True))
     manager = SimpleNamespace(
         teacher_model_configs={"one": teacher}, teacher_client={"one": Client()}, distillation_loss_config=loss,
@@ -266,10 +268,57 @@ async def test_a_teacher_gets_the_parameters_that_its_engine_takes(engine: str, 
     assert sent == {name: value for name, value in verls.items() if name not in left_out}
     assert given == {"request_id": "r", "prompt_ids": [1], "image_data": None}
     if engine != "vllm":
+        assert manager.teacher_client["one"]._words == 576
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         # verl's server translates these two.
         SamplingParams(**{name: value for name, value in sent.items() if name not in ("max_tokens", "prompt_logprobs")})
+
+
+class OfSglang:
+    """verl's client of a teacher on SGLang 0.5.12, whose vocabulary has 100 ids: it writes 0 for the last one."""
+
+    asked = 0
+
+    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
+        self.asked += 1
+        width = sampling_params["prompt_logprobs"]
+        ids = [[token if token < 99 else 0, *range(50, 49 + width)] for token in prompt_ids[1:]]
+        logprobs = [[-4.0] * max(1, width) for _ in ids]
+        nothing = [0] * max(1, width)
+        return SimpleNamespace(extra_fields={"prompt_ids": [*ids, nothing], "prompt_logprobs": [*logprobs, nothing]})
+
+
+async def through(client: Any, output: Any, topk: int = 0) -> None:
+    """Ask as verl's worker does."""
+    tokens = [*output.prompt_ids, *output.response_ids]
+    answer = await client.generate(request_id="r", prompt_ids=tokens, sampling_params={"prompt_logprobs": topk})
+    output.extra_fields |= {
+        "teacher_ids": torch.tensor(answer.extra_fields["prompt_ids"], dtype=torch.int32),
+        "teacher_logprobs": torch.tensor(answer.extra_fields["prompt_logprobs"]),
+    }
+
+
+async def test_the_last_id_of_the_vocabulary_of_a_teacher_on_sglang_is_in_its_answer() -> None:
+    from verl_multiturn.verl_bridge.loops.teacher import SglangTeacher
+
+    rows = [row(1, 99, 99, 5, 99), row(99, 2, 0)]
+    await questions().ask(rows, lambda output: through(SglangTeacher(OfSglang(), 100), output))
+    assert [output.extra_fields["teacher_ids"].flatten().tolist() for output in rows] == [
+        [99, 99, 5, 99, 0], [2, 0, 0],
+    ]  # fmt: skip
+    liked = row(1, 99, 7)
+    await questions(2).ask([liked], lambda output: through(SglangTeacher(OfSglang(), 100), output, 2))
+    assert liked.extra_fields["teacher_ids"].tolist() == [[0, 50], [7, 50], [0, 0]], "its likeliest, not the row's"
+
+
+async def test_a_token_outside_the_vocabulary_of_a_teacher_on_sglang_is_not_sent_to_it() -> None:
+    from verl_multiturn.verl_bridge.loops.teacher import SglangTeacher
+
+    client = OfSglang()
+    with pytest.raises(TeacherContractError, match=r"the row has the token 100, and the teacher's are 0 to 99; give"):
+        await questions().ask([row(1, 100, 3)], lambda output: through(SglangTeacher(client, 100), output))
+    assert client.asked == 0
 
 
 def test_a_worker_has_its_share_of_the_servers() -> None:
@@ -373,6 +422,30 @@ def test_a_reserved_token_of_another_name_is_no_other_tokenizer(tmp_path: Path, 
     assert found == ((["<|reserved|>"], []) if is_named else ([], ["<|reserved|>"]))
 
 
+BY_ROLE = "{% for said in messages %}{{ '<|' + said.role + '|>' + said.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("token", "is_special", "template"), [("seven", False, None), ("<|user|>", True, BY_ROLE)], ids=["word", "by_role"]
+)
+def test_a_token_that_conversations_have_makes_another_tokenizer(
+    tmp_path: Path, token: str, is_special: bool, template: str | None
+) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.model.loading import differing_tokens
+
+    for name, added in (("policy", token), ("other", "another")):
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        tokenizer.add_tokens([added], special_tokens=is_special)
+        shutil.copytree(MODEL, tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    model = composed(**{"actor_rollout_ref.model.path": str(tmp_path / "policy")}).actor_rollout_ref.model
+    model.custom_chat_template = template
+    assert differing_tokens(model, str(tmp_path / "other")) == ([token], [])
+
+
 def test_code_in_the_folder_of_a_teacher_is_not_run(tmp_path: Path) -> None:
     from tests.integration.test_refusals import composed
     from verl_multiturn.verl_bridge.model.loading import differing_tokens
@@ -400,3 +473,47 @@ def test_a_teacher_that_verl_drops_is_not_looked_at(tmp_path: Path) -> None:
     assert RunView(composed(**changes)).teachers == {"teacher_model": "/dropped"}
     changes[f"+{models}.second"] = "{key: k, model_path: /second}"
     assert RunView(composed(**changes)).teachers == {"second": "/second"}
+
+
+@pytest.mark.parametrize(
+    ("name", "inference", "refused"),
+    [
+        ("second", "{name: sglang}", True),
+        ("second", "{name: sglang, load_format: dummy}", True),
+        ("second", "{name: sglang, load_format: auto}", False),
+        ("teacher_model", "{load_format: dummy_hf}", True),
+        ("teacher_model", "{}", False),
+    ],
+)
+def test_a_teacher_with_random_weights_is_refused(name: str, inference: str, refused: bool) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.startup.refusals.rows import ESTIMATOR
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    models = "distillation.teacher_models"
+    added = f"{models}.teacher_model" if name == "teacher_model" else f"++{models}.{name}"
+    config = composed(**{"distillation.enabled": "True", f"{added}.model_path": "a/b", f"{added}.inference": inference})
+    said = f"{models}.{name}.inference.load_format='dummy.*': verl 0.9.1 starts this teacher with random weights"
+    with pytest.raises(ConfigError, match=said) if refused else nullcontext():
+        check(RunView(config, is_early=True), [Section("Estimators and filters", ESTIMATOR)])
+
+
+@pytest.mark.parametrize(("own", "longest", "most"), [("null", 2047, 0), ("null", 2048, 2048), ("1000", 1000, 1000)])
+def test_a_teacher_that_cannot_read_the_longest_row_is_named(
+    capsys: pytest.CaptureFixture[str], own: str, longest: int, most: int
+) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.startup.refusals.rows import ESTIMATOR
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    rollout, added = "actor_rollout_ref.rollout", "distillation.teacher_models.teacher_model"
+    lengths = {f"{rollout}.prompt_length": "500", f"{rollout}.response_length": str(longest - 500)}
+    given = {f"{added}.model_path": str(MODEL), f"{added}.inference.max_model_len": own}
+    config = composed(**{"distillation.enabled": "True", **given, **lengths})
+    config.actor_rollout_ref.model.path = str(MODEL)
+    check(RunView(config), [Section("Estimators and filters", ESTIMATOR)])
+    said = f"it takes one token less than {most}, and a row may have {longest} " if most else ""
+    assert said in (told := capsys.readouterr().err)
+    assert bool(told) is bool(most)

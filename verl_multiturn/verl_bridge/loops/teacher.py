@@ -42,6 +42,7 @@ from verl_multiturn.certificate.check import LOGPROB
 from verl_multiturn.certificate.receipts import teacher_digest, with_teacher
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import OutageError, TeacherContractError
+from verl_multiturn.verl_bridge.model.loading import vocabulary_size
 from verl_multiturn.verl_bridge.names import ROLLOUT, SGLANG
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class TeacherRows:
                 if (outage := await self._once(output, ask, left_s)) is not None:
                     return outage
                 break
+            except TeacherContractError:  # a ValueError
+                raise
             except _VERLS_CHECKS as error:
                 why = describe(getattr(error, "cause", error))
                 if again == _TRIES:
@@ -221,21 +224,39 @@ def fault(ids: Any, logprobs: Any, tokens: Sequence[int], width: int | None, wor
 
 
 class SglangTeacher:
-    """verl's client of a teacher on SGLang, without the parameter that SGLang does not take.
+    """verl's client of a teacher on SGLang, with questions and answers as SGLang has them.
 
-    verl 0.9.1 sends every teacher `detokenize`, a parameter of vLLM's, for which SGLang refuses the question.
+    - verl 0.9.1 sends every teacher `detokenize`, a parameter of vLLM's, for which SGLang refuses the question.
+    - SGLang 0.5.12 reads no embedding of an id that its model does not have: its process dies of it, or, with several
+      devices, takes zeros. Such a question is not sent.
+    - It writes 0 in the place of its vocabulary's last id, beside that id's log-prob. The id is put back.
 
     Args:
         client: verl's `LLMServerClient`.
+        words: Size of the teacher's vocabulary; None: it is not known here, and ids are neither checked nor put back.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, words: int | None) -> None:
+        self._client, self._words = client, words
 
-    async def generate(self, *, sampling_params: dict[str, Any], **given: Any) -> Any:
-        """Send a question, and return verl's `TokenOutput`."""
+    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **given: Any) -> Any:
+        """Send a question, and return verl's `TokenOutput`.
+
+        Raises:
+            TeacherContractError: A token of the row is not in the teacher's vocabulary.
+        """
+        largest = max(prompt_ids)
+        if self._words is not None and largest >= self._words:
+            raise _wrong(f"the row has the token {largest}, and the teacher's are 0 to {self._words - 1}")
         taken = {name: value for name, value in sampling_params.items() if name != _OF_VLLM}
-        return await self._client.generate(sampling_params=taken, **given)
+        output = await self._client.generate(prompt_ids=prompt_ids, sampling_params=taken, **given)
+        if self._words is not None and largest == self._words - 1 and taken["prompt_logprobs"] == 0:
+            ids = output.extra_fields["prompt_ids"]
+            ids[:-1] = [
+                [own] if own == largest and shown == [0] else shown
+                for own, shown in zip(prompt_ids[1:], ids[:-1], strict=True)
+            ]
+        return output
 
 
 def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int) -> TeacherRows:
@@ -253,7 +274,8 @@ def teacher_rows(manager: Any, config: DictConfig, outages: Outages, words: int)
     teachers = manager.teacher_model_configs.values()
     for key, teacher in manager.teacher_model_configs.items():
         if teacher.inference.name in (ROLLOUT, SGLANG):
-            manager.teacher_client[key] = SglangTeacher(manager.teacher_client[key])
+            words_there = vocabulary_size(teacher.model_path)
+            manager.teacher_client[key] = SglangTeacher(manager.teacher_client[key], words_there)
     room = sum(each.inference.max_num_seqs * each.num_replicas for each in teachers)
     loss = manager.distillation_loss_config
     width = loss.topk if loss.loss_settings.use_topk else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,9 @@ def load_model(section: Mapping[str, Any], remedy: str, data: Any = None) -> Loa
 def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
     """Compare a teacher's tokenizer with the policy's, since the teacher gets the policy's token ids.
 
+    A special token has a place in conversations where the chat template names or renders it, or it is the tokenizer's
+    own of a beginning, end, padding or unknown text. Other added tokens are words as all others.
+
     Args:
         model: The section `actor_rollout_ref.model`.
         teacher: Folder or name of the teacher.
@@ -113,8 +117,9 @@ def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
             for each, may_run in ((path, trust), (teacher, False))  # verl runs no code of a teacher's, either
         )
         own, others = policy.get_vocab(), other.get_vocab()
-        added = set(map(str, policy.added_tokens_decoder.values()))
-        named = str(model.get("custom_chat_template") or policy.chat_template)
+        special = {str(token) for token in policy.added_tokens_decoder.values() if token.special}
+        policy.chat_template = model.get("custom_chat_template") or policy.chat_template
+        named = str(policy.chat_template) + _rendered(policy)
         ends = (policy.bos_token, policy.eos_token, policy.pad_token, policy.unk_token)
     except Exception:  # the files of a model may be damaged in any way; verl reports it when it loads the model
         return [], []
@@ -123,9 +128,43 @@ def differing_tokens(model: Any, teacher: str) -> tuple[list[str], list[str]]:
     another = [
         token
         for token, number in found.items()
-        if (token in others or number in names) and (token not in added or token in named or token in ends)
+        if (token in others or number in names) and (token not in special or token in named or token in ends)
     ]
     return sorted(another), sorted(found.keys() - set(another))
+
+
+def _rendered(tokenizer: Any) -> str:
+    """Return short conversations as the template writes them: it may put a token together, `'<|' + role + '|>'`."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+    said = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "t", "tool_call_id": "call00000", "name": "f"},
+    ]
+    texts = ""
+    for messages in (said[:2], said[:4], said, said[1:4], said[1:]):
+        with contextlib.suppress(Exception):  # a template may refuse a role
+            texts += str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    return texts
+
+
+def vocabulary_size(path: str) -> int | None:
+    """Return the number of ids that a teacher's model has embeddings of, as SGLang reads it.
+
+    Args:
+        path: Folder or name of the teacher.
+
+    Returns:
+        The number; None where its configuration is not on this machine, or needs code of its own.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(Path(path).expanduser()), local_files_only=True)
+        return int(config.get_text_config().vocab_size)
+    except Exception:  # a configuration may be damaged in any way; the teacher's server reports it when it loads it
+        return None
 
 
 def most_tokens(model: Any) -> int | None:

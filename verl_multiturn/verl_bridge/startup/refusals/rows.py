@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from omegaconf import OmegaConf
+
 from verl_multiturn.advantages.estimators import ESTIMATORS as OURS
 from verl_multiturn.advantages.estimators import load_estimator
 from verl_multiturn.config import PATH, USER, AdvantageSettings
@@ -13,6 +15,7 @@ from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
 from verl_multiturn.verl_bridge.startup.needs import has_weight
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, needs_our_trainer, set_beside
+from verl_multiturn.verl_bridge.startup.verl_classes import ROLLOUT, default_of
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _CONTEXT = f"{PATH}.context"
@@ -187,7 +190,44 @@ def _teacher_tokens(run: RunView, is_another: bool) -> dict[str, str] | None:
     return None
 
 
+def _random_teacher(run: RunView) -> str:
+    """Return the setting by which the first such teacher has random weights; "" without one.
+
+    verl's YAML file has `load_format: auto` for its own entry alone. Another entry has the default of a rollout, whose
+    weights the trainer brings.
+    """
+    for name in run.teachers:
+        key = f"distillation.teacher_models.{name}.inference.load_format"
+        load_format = str(run.value(key) or default_of(ROLLOUT, "load_format"))
+        if load_format.startswith("dummy"):
+            return f"{key}={load_format!r}"
+    return ""
+
+
+def _short_teacher(run: RunView) -> dict[str, str | int] | None:
+    """Return the first teacher that cannot read the longest row and sample a token; None without one."""
+    if not run.teachers:
+        return None
+    run.require_stack()
+    from verl_multiturn.verl_bridge.model.loading import most_tokens
+
+    for name, path in run.teachers.items():
+        entry = f"distillation.teacher_models.{name}"
+        own, of_model = run.value(f"{entry}.inference.max_model_len"), most_tokens(OmegaConf.create({"path": path}))
+        tokens = min((each for each in (own, of_model) if each), default=run.longest_row + 1)
+        if tokens <= run.longest_row:
+            return {"given": f"{entry}.model_path={path!r}", "tokens": tokens}
+    return None
+
+
 _DISTILLATION: list[Check] = [
+    RefusalRow(
+        "distillation.teacher_models.*.inference.load_format",
+        when=_random_teacher,
+        given="{found}",
+        why="verl 0.9.1 starts this teacher with random weights, and nothing brings others",
+        remedy="set it to auto",
+    ),
     RefusalRow(
         "distillation.teacher_models.*.model_path",
         when=lambda run: _teacher_tokens(run, is_another=True),
@@ -201,6 +241,15 @@ _DISTILLATION: list[Check] = [
         given="{found[given]}",
         why="its tokenizer does not have {found[tokens]} at their ids, and has not learned their probabilities",
         remedy="take a teacher with the policy's tokenizer",
+        is_refusal=False,
+    ),
+    RefusalRow(
+        "distillation.teacher_models.*.model_path",
+        when=_short_teacher,
+        given="{found[given]}",
+        why="it takes one token less than {found[tokens]}, and a row may have {run.longest_row} "
+        "(data.max_prompt_length + data.max_response_length): one that it cannot take ends the run",
+        remedy="lower one of these lengths, or take a teacher for longer texts",
         is_refusal=False,
     ),
     RefusalRow(
