@@ -114,16 +114,16 @@ def class_ids() -> Iterator[None]:
     would then give the same ids to their calls, and a process that gets both dies or mixes their results.
     """
     try:
-        import ray.actor
+        actor: Any = importlib.import_module("ray.actor")
     except Exception:  # its import may fail in any way; then no module has actors
         yield
         return
-    ids = ray.actor.ActorClassID
-    ray.actor.ActorClassID = types.SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
+    ids = actor.ActorClassID
+    actor.ActorClassID = types.SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
     try:
         yield
     finally:
-        ray.actor.ActorClassID = ids
+        actor.ActorClassID = ids
 
 
 def _draws_alike() -> bool:
