@@ -390,11 +390,12 @@ def test_our_settings_may_refer_to_others() -> None:
 def test_settings_are_validated_once_for_each_content(monkeypatch: pytest.MonkeyPatch) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn import ConfigError, config
+    from verl_multiturn import ConfigError
+    from verl_multiturn.config import settings
     from verl_multiturn.verl_bridge.settings import settings_of
 
     validated: list[Any] = []
-    monkeypatch.setattr(config, "read_model", partial(_noted, validated, config.read_model))
+    monkeypatch.setattr(settings, "read_model", partial(_noted, validated, settings.read_model))
     ours = {"tool_timeout_s": 7.0625, "proxy": {"harbor": {"harness_kwargs": {"a": [1]}}}}
     rollout = OmegaConf.create({"custom": {"multiturn": ours}})
     first = settings_of(rollout)
