@@ -34,6 +34,7 @@ from verl_multiturn.records.index.index import Index
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import lines as record_lines
 from verl_multiturn.records.read.records import Records
+from verl_multiturn.records.schema import Record
 from verl_multiturn.records.verify.folder import verify_files
 
 START = "20261126T101500_5f3a2c"
@@ -388,4 +389,11 @@ def test_the_error_of_a_large_text_holds_no_copy_of_it() -> None:
         record_lines.read_object(text)
     held = [each for frame, _ in traceback.walk_tb(caught.tb) for each in frame.f_locals.values() if each is not text]
     assert max(len(each) for each in held if isinstance(each, str | bytes)) < 1000
+    assert caught.value.__context__ is None
+
+
+def test_the_error_of_an_object_that_does_not_fit_holds_none_of_its_values() -> None:
+    value = record_lines.read_object(line_of(sample_record(status="x" * 100_000)))
+    with pytest.raises(CertificateError, match="status") as caught:
+        record_lines.fitted(Record, value)
     assert caught.value.__context__ is None

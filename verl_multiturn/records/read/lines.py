@@ -159,9 +159,10 @@ def fitted(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
     try:
         return model.model_validate(value, extra="ignore").model_dump(mode="json", by_alias=True)
     except (ValidationError, RecursionError) as error:
-        raise CertificateError(flaw_of(error)) from None
+        flaw = flaw_of(error)
     except PydanticSerializationError:  # its error for free contents
-        raise CertificateError(flaw_of(RecursionError())) from None
+        flaw = flaw_of(RecursionError())
+    raise CertificateError(flaw)  # outside of the handlers, so that it holds no error that holds the values
 
 
 def require_schema(record: Mapping[str, Any]) -> None:
