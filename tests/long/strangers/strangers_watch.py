@@ -74,7 +74,7 @@ def watched(job: dict[str, Any], command: Callable[[], object]) -> dict[str, Any
     out = Path(job["out"])
     out.mkdir(parents=True, exist_ok=True)
     opened = Opened(Path(job["secrets"]))
-    before = _resident(os.getpid())
+    before = _own_memory(os.getpid())
     pid = os.fork()
     if pid == 0:
         status = 70
@@ -83,7 +83,7 @@ def watched(job: dict[str, Any], command: Callable[[], object]) -> dict[str, Any
         finally:
             os._exit(status)
     began = time.monotonic()
-    waited = _wait(pid, job["cpu_s"], before)
+    waited = wait_for(pid, job["cpu_s"], before)
     events = [json.loads(line) for line in (out / "events").read_text(encoding="utf-8").splitlines() if line]
     return {
         **waited,
@@ -272,19 +272,26 @@ def _get(address: str) -> Any:
         return None
 
 
-def _wait(pid: int, cpu_s: float, before: int) -> dict[str, Any]:
-    """Wait for a process, and end it when it hangs or takes too much."""
-    idle_since, used, why = time.monotonic(), -1.0, ""
+def wait_for(pid: int, cpu_s: float, before: int) -> dict[str, Any]:
+    """Wait for a process, end it when it hangs or takes too much, and return its end, CPU seconds and most memory.
+
+    Args:
+        pid: The process, a child of this one.
+        cpu_s: CPU seconds that the process has been given.
+        before: Bytes of memory that count for nothing: those of a parent that was forked.
+    """
+    idle_since, used, why, most = time.monotonic(), -1.0, "", before
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if done:
             break
+        most = max(most, _own_memory(pid))
         now, (state, seconds) = time.monotonic(), _state(pid)
         if state not in "S" or seconds != used:
             idle_since, used = now, seconds
         if now - idle_since > IDLE_S:
             why = "it sleeps, and nothing comes"
-        elif _resident(pid) - before > TOO_MUCH:
+        elif most - before > TOO_MUCH:
             why = "memory"
         if why:
             os.kill(pid, signal.SIGKILL)
@@ -294,8 +301,8 @@ def _wait(pid: int, cpu_s: float, before: int) -> dict[str, Any]:
     ended = os.waitstatus_to_exitcode(status)
     if not why and ended in (-signal.SIGXCPU, -signal.SIGKILL):
         why = f"{cpu_s} CPU seconds are spent"
-    return {"status": ended, "why": why, "memory_mb": (usage.ru_maxrss >> 10) - (before >> 20),
-            "cpu_s": round(usage.ru_utime + usage.ru_stime, 2)}  # fmt: skip
+    cpu = round(usage.ru_utime + usage.ru_stime, 2)
+    return {"status": ended, "why": why, "memory_mb": (most - before) >> 20, "cpu_s": cpu}
 
 
 def _state(pid: int) -> tuple[str, float]:
@@ -307,12 +314,16 @@ def _state(pid: int) -> tuple[str, float]:
     return words[0], (int(words[11]) + int(words[12])) * _TICK
 
 
-def _resident(pid: int) -> int:
-    """Return the bytes that a process holds in memory."""
+def _own_memory(pid: int) -> int:
+    """Return the bytes that a process holds in memory, without those of files.
+
+    The kernel drops pages of files and reads them again. How many of its libraries' a process has depends on the cache.
+    """
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 if __name__ == "__main__":

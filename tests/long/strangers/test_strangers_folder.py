@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.long.strangers.strangers_watch import wait_for
 from tests.support.sample_records import sample_run
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
@@ -54,3 +55,14 @@ def test_a_strangers_folder_is_the_current_one_and_nothing_of_it_is_imported(
     ran = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert ran.returncode == status
     assert not (tmp_path / "imported").exists()
+
+
+_MAPS = "import mmap; held = mmap.mmap(open('weights', 'rb').fileno(), 0, access=mmap.ACCESS_READ); held[::4096]"
+
+
+@pytest.mark.parametrize(("code", "least", "most"), [("held = b'1' * (96 << 20)", 96, 160), (_MAPS, 0, 64)])
+def test_memory_is_counted_without_the_pages_of_files(tmp_path: Path, code: str, least: int, most: int) -> None:
+    (tmp_path / "weights").write_bytes(b"1" * (96 << 20))
+    with subprocess.Popen([sys.executable, "-c", f"{code}; input()"], cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        seen = wait_for(process.pid, cpu_s=60.0, before=0)
+    assert least <= seen["memory_mb"] <= most
