@@ -135,6 +135,7 @@ def test_what_another_engine_reads_is_told(
 
 CORRECTION = "algorithm.rollout_correction"
 MODEL = "actor_rollout_ref.model"
+TEACHERS = "distillation.teacher_models"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,15 @@ MODEL = "actor_rollout_ref.model"
                 "+distillation.teacher_models.other": "{model_path: c/d, inference: {load_format: auto}}",
             },
             "teacher_model.model_path='a/b': this has no effect: verl leaves the entry teacher_model out where there",
+        ),
+        (
+            {
+                "distillation.enabled": "True",
+                f"+{TEACHERS}.a": "{model_path: a/b, inference: {name: vllm, load_format: auto, seed: 1}}",
+                f"+{TEACHERS}.b": "{model_path: c/d, inference: {name: sglang, load_format: auto, seed: 7}}",
+                f"+{TEACHERS}.c": "{model_path: e/f, inference: {name: sglang, load_format: auto, seed: 8}}",
+            },
+            f"\n  - {TEACHERS}.b.inference.seed=7, {TEACHERS}.c.inference.seed=8: SGLang is not started with it",
         ),
         ({f"{MODEL}.lora_alpha": "64"}, f"{MODEL}.lora_alpha=64: this has no effect without {MODEL}.lora_rank"),
         (

@@ -165,14 +165,24 @@ def _has_sglang(run: RunView, section: str, engine: str) -> bool:
     return bool(is_on) and str(run.value(f"{section}.{engine}.name")).startswith("sglang")
 
 
+def _changed_of_teachers(name: str) -> When:
+    """Return the settings of that name that teachers on SGLang have changed, with their values, as a text."""
+
+    def changed(run: RunView) -> str:
+        sections = [f"{_TEACHERS}.{teacher}.inference" for teacher in run.teachers]
+        keys = [f"{each}.{name}" for each in sections if str(run.value(f"{each}.name")).startswith("sglang")]
+        return ", ".join(f"{key}={run.value(key)!r}" for key in keys if run.is_changed(key))
+
+    return changed
+
+
 _OTHER_SECTIONS: Mapping[str, When] = {
     "reward.reward_model.rollout": lambda run: _has_sglang(run, "reward.reward_model", "rollout"),
     "reward_model.rollout": lambda run: _has_sglang(run, "reward_model", "rollout"),
-    "distillation.teacher_models.teacher_model.inference": lambda run: _has_sglang(
-        run, "distillation", "teacher_models.teacher_model.inference"
-    ),
 }
-"""Sections of engines beside that of the rollout, and whether a run has one."""
+"""Sections of the engines of reward models, and whether a run has one."""
+
+_TEACHERS = "distillation.teacher_models"
 
 _OTHER_ENGINES: Mapping[str, str] = {
     "enable_prefix_caching": "disable_radix_cache",
@@ -198,14 +208,18 @@ _UNUSED_OF_ENGINES = ("do_sample", "n", "temperature", "top_k", "top_p", "layere
 
 def _rows_of_engines() -> Iterator[RefusalRow]:
     why = "SGLang is not started with it"
+    remedy = "set SGLang's own in engine_kwargs.sglang of that section"
     for name, own in _OTHER_ENGINES.items():
         yield from _rows(
             f"{_ROLLOUT}.{name}", why, f"set rollout.engine_kwargs.sglang.{own}" if own else "leave it out"
         )
     for section, is_there in _OTHER_SECTIONS.items():
         keys = [f"{section}.{name}" for name in _OTHER_ENGINES]
-        yield from _rows(keys, why, "set SGLang's own in engine_kwargs.sglang of that section", when=is_there)
-    for section, is_there in list(_OTHER_SECTIONS.items())[:2]:
+        yield from _rows(keys, why, remedy, when=is_there)
+    for name in _OTHER_ENGINES:
+        key = f"{_TEACHERS}.*.inference.{name}"
+        yield RefusalRow(key, _changed_of_teachers(name), why, remedy, given="{found}", is_refusal=False)
+    for section, is_there in _OTHER_SECTIONS.items():
         keys = [f"{section}.{name}" for name in _UNUSED_OF_ENGINES]
         why = "the requests to a reward model are your compute_score's, and say it themselves"
         yield from _rows(keys, why, "leave it out", when=is_there)
