@@ -289,10 +289,11 @@ class OfSglang:
         return SimpleNamespace(extra_fields={"prompt_ids": [*ids, nothing], "prompt_logprobs": [*logprobs, nothing]})
 
 
-async def through(client: Any, output: Any, topk: int = 0) -> None:
+async def through(client: Any, output: Any, topk: int = 0, **media: Any) -> None:
     """Ask as verl's worker does."""
     tokens = [*output.prompt_ids, *output.response_ids]
-    answer = await client.generate(request_id="r", prompt_ids=tokens, sampling_params={"prompt_logprobs": topk})
+    parameters = {"prompt_logprobs": topk}
+    answer = await client.generate(request_id="r", prompt_ids=tokens, sampling_params=parameters, **media)
     output.extra_fields |= {
         "teacher_ids": torch.tensor(answer.extra_fields["prompt_ids"], dtype=torch.int32),
         "teacher_logprobs": torch.tensor(answer.extra_fields["prompt_logprobs"]),
@@ -319,6 +320,20 @@ async def test_a_token_outside_the_vocabulary_of_a_teacher_on_sglang_is_not_sent
     with pytest.raises(TeacherContractError, match=r"the row has the token 100, and the teacher's are 0 to 99; give"):
         await questions().ask([row(1, 100, 3)], lambda output: through(SglangTeacher(client, 100), output))
     assert client.asked == 0
+
+
+@pytest.mark.parametrize("media", [{"image_data": ["image"]}, {"video_data": ["video"], "image_data": None}])
+async def test_a_row_with_an_image_is_sent_to_a_teacher_on_sglang_where_its_likeliest_ids_count(media: Any) -> None:
+    from verl_multiturn.verl_bridge.loops.teacher import SglangTeacher
+
+    client = OfSglang()
+    teacher = SglangTeacher(client, None)
+    with pytest.raises(TeacherContractError, match=r"SGLang 0\.5\.12 writes 0 for each id; set .*forward_kl_topk, or"):
+        await questions().ask([row(1, 5, 3)], lambda output: through(teacher, output, **media))
+    assert client.asked == 0
+    await questions().ask([row(1, 5, 3)], lambda output: through(teacher, output, image_data=None, video_data=[]))
+    await questions(2).ask([row(1, 5, 3)], lambda output: through(teacher, output, 2, **media))
+    assert client.asked == 2
 
 
 def test_a_worker_has_its_share_of_the_servers() -> None:

@@ -179,10 +179,15 @@ def _is_outage(error: Exception) -> bool:
     return cause_of(error, "outage", (), NOTHING, "service") == "outage"
 
 
-def _wrong(why: str) -> TeacherContractError:
+_REMEDY = (
+    "give it the vocabulary of the model that is trained, and a context of rollout.prompt_length + response_length + 1 "
+    "tokens"
+)
+
+
+def _wrong(why: str, remedy: str = _REMEDY) -> TeacherContractError:
     return TeacherContractError(
-        f"distillation: a teacher's answer is not the log-probs of the row's tokens: {why}; give it the "
-        "vocabulary of the model that is trained, and a context of rollout.prompt_length + response_length + 1 tokens"
+        f"distillation: a teacher's answer is not the log-probs of the row's tokens: {why}; {remedy}"
     )
 
 
@@ -230,6 +235,7 @@ class SglangTeacher:
     - SGLang 0.5.12 reads no embedding of an id that its model does not have: its process dies of it, or, with several
       devices, takes zeros. Such a question is not sent.
     - It writes 0 in the place of its vocabulary's last id, beside that id's log-prob. The id is put back.
+    - It writes 0 in the place of each id of an image, too. Where the row's own ids count, such a row is not sent.
 
     Args:
         client: verl's `LLMServerClient`.
@@ -243,14 +249,21 @@ class SglangTeacher:
         """Send a question, and return verl's `TokenOutput`.
 
         Raises:
-            TeacherContractError: A token of the row is not in the teacher's vocabulary.
+            TeacherContractError: A token of the row is not in the teacher's vocabulary, or the row has an image and the
+                loss takes one id for each token.
         """
+        takes_own = sampling_params["prompt_logprobs"] == 0
+        if takes_own and (given.get("image_data") or given.get("video_data")):
+            raise _wrong(
+                "the row has an image, in whose place SGLang 0.5.12 writes 0 for each id",
+                "set distillation_loss.loss_mode=forward_kl_topk, or take another engine for the teacher",
+            )
         largest = max(prompt_ids)
         if self._words is not None and largest >= self._words:
             raise _wrong(f"the row has the token {largest}, and the teacher's are 0 to {self._words - 1}")
         taken = {name: value for name, value in sampling_params.items() if name != _OF_VLLM}
         output = await self._client.generate(prompt_ids=prompt_ids, sampling_params=taken, **given)
-        if self._words is not None and largest == self._words - 1 and taken["prompt_logprobs"] == 0:
+        if self._words is not None and largest == self._words - 1 and takes_own:
             ids = output.extra_fields["prompt_ids"]
             ids[:-1] = [
                 [own] if own == largest and shown == [0] else shown
