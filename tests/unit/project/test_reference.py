@@ -57,4 +57,4 @@ def test_a_guide_can_be_read_in_one_sitting(page: Path) -> None:
 
 
 def test_the_guides_together_are_read_in_a_day() -> None:
-    assert sum(page.stat().st_size for page in GUIDES) <= 430_000
+    assert sum(page.stat().st_size for page in GUIDES) <= 400_000
