@@ -514,6 +514,25 @@ def test_a_teacher_with_random_weights_is_refused(name: str, inference: str, ref
         check(RunView(config, is_early=True), [Section("Estimators and filters", ESTIMATOR)])
 
 
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [(["a/b", "a_b"], True), (["k", "k"], True), (["a/b", "a.b"], False), (["x", "y", "a/b/c", "a_b_c"], True)],
+)
+def test_teachers_whose_servers_would_have_one_name_are_refused(keys: list[str], refused: bool) -> None:
+    from tests.integration.test_refusals import composed
+    from verl_multiturn.verl_bridge.startup.refusals.rows import ESTIMATOR
+    from verl_multiturn.verl_bridge.startup.table import Section, check
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    models, inference = "distillation.teacher_models", "inference: {name: sglang, load_format: auto}"
+    given = {f"+{models}.t{i}": f"{{key: {key}, model_path: m, {inference}}}" for i, key in enumerate(keys)}
+    run = RunView(composed(**{"distillation.enabled": "True", **given}), is_early=True)
+    first, second = len(keys) - 2, len(keys) - 1
+    said = rf"\.t{first}\.key='{keys[-2]}' with .*\.t{second}\.key='{keys[-1]}': verl names .* rows' data_source$"
+    with pytest.raises(ConfigError, match=said) if refused else nullcontext():
+        check(run, [Section("Estimators and filters", ESTIMATOR)])
+
+
 @pytest.mark.parametrize(("own", "longest", "most"), [("null", 2047, 0), ("null", 2048, 2048), ("1000", 1000, 1000)])
 def test_a_teacher_that_cannot_read_the_longest_row_is_named(
     capsys: pytest.CaptureFixture[str], own: str, longest: int, most: int

@@ -190,6 +190,19 @@ def _teacher_tokens(run: RunView, is_another: bool) -> dict[str, str] | None:
     return None
 
 
+def _teachers_of_one_name(run: RunView) -> str:
+    """Return the keys of two teachers whose servers would have one name in Ray; "" without such two."""
+    of_names: dict[str, str] = {}
+    for name in run.teachers if len(run.teachers) > 1 else ():
+        path = f"distillation.teacher_models.{name}.key"
+        if (key := run.value(path)) is None:
+            continue
+        shown = f"{path}={key!r}"
+        if (other := of_names.setdefault(str(key).replace("/", "_"), shown)) != shown:
+            return f"{other} with {shown}"
+    return ""
+
+
 def _random_teacher(run: RunView) -> str:
     """Return the setting by which the first such teacher has random weights; "" without one.
 
@@ -221,6 +234,13 @@ def _short_teacher(run: RunView) -> dict[str, str | int] | None:
 
 
 _DISTILLATION: list[Check] = [
+    RefusalRow(
+        "distillation.teacher_models.*.key",
+        when=_teachers_of_one_name,
+        given="{found}",
+        why="verl names a teacher's servers by its key, with _ for /, and two servers of one name cannot start",
+        remedy="give one of them another key, and write it into its rows' {run.config.distillation.teacher_key}",
+    ),
     RefusalRow(
         "distillation.teacher_models.*.inference.load_format",
         when=_random_teacher,
