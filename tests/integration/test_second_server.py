@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -27,13 +28,15 @@ def _run(server: ForkServer, program: Path, env: dict[str, str]) -> subprocess.C
 
 # The ids of its core differ, unless it has drawn one before.
 RAY = """
-import os
+import os, sys
 job = os.environ.get("RAY_JOB_ID")
 class NodeID:
     from_random = classmethod(lambda ids: ids())
     def binary(self):
+        {then}
         return b"as before" if os.environ.get("HAS_DRAWN") else os.urandom(9)
 """
+ACTOR = "class ActorClassID:\n    pass\n"
 
 
 class Workers:
@@ -42,18 +45,29 @@ class Workers:
     Args:
         folder: Folder for the programs.
         stderr: Begin of each worker's standard error.
+        actor: Text of the module `ray.actor`.
+        then: Code in front of the draw of an id.
+        ignored: Whether the server is started with its children's ends ignored.
     """
 
-    def __init__(self, folder: Path, stderr: str = "") -> None:
+    def __init__(
+        self, folder: Path, stderr: str = "", actor: str = ACTOR, then: str = "pass", ignored: bool = False
+    ) -> None:
         self._stderr = stderr
-        (folder / "ray.py").write_text(RAY)
+        (folder / "ray").mkdir()
+        (folder / "ray" / "__init__.py").write_text(RAY.format(then=then))
+        (folder / "ray" / "actor.py").write_text(actor)
         self._program = folder / "default_worker.py"
         self._program.write_text(
             "import os, sys\nray = sys.modules.get('ray')\n"
             "print(os.getppid(), ray and ray.job, os.environ['RAY_JOB_ID'], os.environ.get('RANK'))\n"
         )
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-        self.server = ForkServer(("decimal", EARLY, "colorsys", OF_WORKERS, "ray"), self._environment)
+        before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        try:
+            self.server = ForkServer(("decimal", EARLY, "colorsys", OF_WORKERS, "ray"), self._environment)
+        finally:
+            signal.signal(signal.SIGCHLD, before)
         self.raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     def start(self, job: str = "01", **variables: str) -> tuple[int, list[str]]:
@@ -134,14 +148,77 @@ def test_a_worker_whose_second_server_dies_imports_everything_itself(workers: Wo
     assert "this process imports everything itself" in ran.stderr
 
 
-def test_a_second_server_forks_no_worker_where_two_would_draw_the_same_ids(tmp_path: Path) -> None:
-    said = "verl-multiturn: the forkserver has started with a seed of Ray's ids, which two workers would share: "
-    workers = Workers(tmp_path, said)
+_OWN = "verl-multiturn: the forkserver has started with"
+
+
+@pytest.mark.parametrize("then", ["pass", "os._exit(1)", "raise SystemExit", "os.kill(os.getpid(), 9)"])
+def test_a_second_server_forks_no_worker_where_two_may_draw_the_same_ids(tmp_path: Path, then: str) -> None:
+    workers = Workers(tmp_path, f"{_OWN} ids of Ray that two workers might share: ", then=then)
     try:
         _, seen = workers.start(HAS_DRAWN="1")
     finally:
         workers.close()
     assert seen == ["None", "01", "None"]
+
+
+def test_no_id_is_drawn_in_a_fork_of_a_process_with_threads(tmp_path: Path) -> None:
+    thread = "import threading\nlock = threading.Lock()\nlock.acquire()\n"
+    thread += "threading.Thread(target=lock.acquire, daemon=True, name='own').start()\n"
+    workers = Workers(
+        tmp_path, f"{_OWN} a thread of its own (own): ", ACTOR + thread, "sys.modules['ray.actor'].lock.acquire()"
+    )
+    try:
+        _, seen = workers.start()
+    finally:
+        workers.close()
+    assert seen == ["None", "01", "None"]
+
+
+def test_a_fork_that_draws_no_id_is_killed() -> None:
+    code = (
+        "import signal, sys, types\nfrom verl_multiturn.cpu_processes import ray_ids\nray_ids._LONGEST_S = 0.01\n"
+        "class Waits:\n    from_random = staticmethod(signal.pause)\n"
+        "sys.modules['ray'] = types.SimpleNamespace(NodeID=Waits)\nprint(ray_ids.draws_alike())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=550, check=True)
+    assert ran.stdout == "True\n"
+
+
+@pytest.mark.parametrize("actor", ["", "raise SystemExit(3)", "raise OSError"], ids=["other", "exits", "fails"])
+def test_workers_are_forked_with_another_version_of_ray(tmp_path: Path, actor: str) -> None:
+    workers = Workers(tmp_path, actor=actor)
+    try:
+        second, seen = workers.start()
+        assert workers.start() == (second, seen)
+    finally:
+        workers.close()
+    assert seen == ["01", "01", "None"]
+
+
+def test_workers_are_forked_where_the_ends_of_children_are_ignored(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, ignored=True)
+    try:
+        second, seen = workers.start()
+        assert workers.start() == (second, seen)
+    finally:
+        workers.close()
+    assert seen == ["01", "01", "None"]
+
+
+def test_forks_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+    program = tmp_path / "drawn.py"
+    program.write_text(
+        "import random, numpy, datasets.fingerprint as prints\n"
+        "print(random.random(), numpy.random.rand(), prints.fingerprint_rng.random(), sep='\\n')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    server = ForkServer(("numpy", "datasets"), environment)
+    try:
+        ran = [_run(server, program, env=environment) for _ in range(2)]
+    finally:
+        server.close()
+    assert [each.stderr for each in ran] == [""] * 2
+    assert len({drawn for each in ran for drawn in each.stdout.split()}) == 6
 
 
 # As TransferQueue and verl make theirs, where they are imported.

@@ -39,9 +39,10 @@ from _pytest.mark.expression import Expression
 
 from tests.support.warm_python import LIGHT_MODULES, ROOT, SHARED, SHARED_LIGHT, SHARED_STACK, environment_of_server
 from verl_multiturn.cpu_processes.environment import STAND_INS
-from verl_multiturn.cpu_processes.forkserver import EVERY, class_ids
+from verl_multiturn.cpu_processes.forkserver import EVERY
 from verl_multiturn.cpu_processes.forkserver import main as serve
 from verl_multiturn.cpu_processes.handle import SLOW_MODULES, fork_command, listen_at, write_spawned
+from verl_multiturn.cpu_processes.ray_ids import class_ids, draws_alike
 
 _CHANGED = "VERL_MULTITURN_TESTS_CHANGED"
 """Environment variable: JSON of the lanes' values of those variables that have other values in this process."""
@@ -246,8 +247,11 @@ def main(tier: str) -> Callable[[], int]:
             return lambda: _serve(addresses[SHARED], me, SLOW_MODULES)
         plain |= set_by_imports
         _become(plain)
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as verl does, and before Ray is imported
         with class_ids():
             _import(_STACK)
+        if draws_alike():
+            raise RuntimeError("two lanes may draw the same ids of Ray: one of _STACK has drawn some, or has a thread")
         plain |= os.environ
         _become(warm)
         if forks.fork(SHARED_STACK, lane=False):

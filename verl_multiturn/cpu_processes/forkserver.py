@@ -10,10 +10,10 @@ one, which imports Ray and verl with that worker's environment, forks it, the ot
 the raylet. A worker with other variables of Ray's or verl's is forked from the first server, without both.
 
 A fork gets its environment, folder, output, niceness, blocked signals and arguments from its client (`fork_worker.py`),
-and has random numbers and a process group of its own. Ray's core draws ids from a generator that no program can seed:
-the second server draws none before it forks (`class_ids`), and forks no worker where it has (`_draws_alike`). A fork
-ends when its client is killed. A driver, and a process of `multiprocessing`, also get the descriptors that they were to
-inherit, under their numbers; the latter takes the process that spawned it for its parent.
+and has random numbers and a process group of its own. Where its workers would draw the same ids of Ray, the second
+server forks none (`ray_ids.py`). A fork ends when its client is killed. A driver, and a process of `multiprocessing`,
+also get the descriptors that they were to inherit, under their numbers; the latter takes the process that spawned it
+for its parent.
 
 The process is started in the usual way when no server answers, when it cannot fork, and when a variable that is read at
 import has another value there. The file is run as a script, so its top imports only the standard library.
@@ -39,7 +39,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ def main(listener_fd: int, parent: int, modules: Sequence[str]) -> None:
     """
     if not _ends_with(parent):
         return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, the status of a fork cannot be read
     own, of_workers = _parted(modules, OF_WORKERS)
     server = _ForkLoop(socket.socket(fileno=listener_fd), dict(os.environ), of_workers)
     os.environ.pop(_MODELS, None)  # it names ours, which import verl and Ray: a fork registers them itself
@@ -100,48 +101,12 @@ def _serve_workers(listener_fd: int, parent: int, request: dict[str, Any], modul
     _take_environment(request)
     raylet = os.pidfd_open(int(os.environ[_RAYLET]))
     server = _ForkLoop(socket.socket(fileno=listener_fd), dict(os.environ), raylet=raylet)
+    from verl_multiturn.cpu_processes.ray_ids import class_ids, draws_alike
+
     with class_ids():
         _import(modules)
-    server.draws_alike = _draws_alike()
+    server.draws_alike = draws_alike()
     server.serve()()
-
-
-@contextlib.contextmanager
-def class_ids() -> Iterator[None]:
-    """Let classes become Ray's actors without a draw of Ray's core, which forks of this process would draw again.
-
-    Ray's core draws an id for each such class. From the first draw on it has a seed, which forks inherit: two workers
-    would then give the same ids to their calls, and a process that gets both dies or mixes their results.
-    """
-    try:
-        actor: Any = importlib.import_module("ray.actor")
-    except Exception:  # its import may fail in any way; then no module has actors
-        yield
-        return
-    ids = actor.ActorClassID
-    actor.ActorClassID = types.SimpleNamespace(from_random=lambda: ids(os.urandom(ids.size())))
-    try:
-        yield
-    finally:
-        actor.ActorClassID = ids
-
-
-def _draws_alike() -> bool:
-    """Return whether Ray's core draws the same ids in two forks of this process."""
-    if (ray := sys.modules.get("ray")) is None:
-        return False
-    drawn = []
-    for _ in range(2):
-        read, write = os.pipe()
-        if (pid := os.fork()) == 0:
-            with contextlib.suppress(Exception):  # of another version of Ray
-                os.write(write, ray.NodeID.from_random().binary())
-            os._exit(0)
-        os.close(write)
-        os.waitpid(pid, 0)
-        with open(read, "rb") as ids:
-            drawn.append(ids.read())
-    return drawn[0] == drawn[1]
 
 
 def _ends_with(parent: int) -> bool:
@@ -185,7 +150,7 @@ class _ForkLoop:
         self._selector.register(listener, selectors.EVENT_READ)
         self._of_workers, self._raylet = of_workers, raylet
         self.draws_alike = False
-        """Whether workers of Ray would give the same ids to their calls."""
+        """Whether workers of Ray may give the same ids to their calls."""
         if raylet != -1:
             self._selector.register(raylet, selectors.EVENT_READ)
         self._second: tuple[int, dict[str, str]] | None = None  # process and environment
@@ -306,8 +271,6 @@ class _ForkLoop:
     def _why_not(self, request: dict[str, Any], closed: Sequence[int]) -> str:
         """Return the state that a fork that closes these descriptors must not inherit; "": none."""
         with_ray = "ray" in sys.modules and _is_rays(request)
-        if with_ray and self.draws_alike:
-            return "a seed of Ray's ids, which two workers would share"
         if other := _other_variables(request["environment"], self._environment, with_ray):
             return f"another {', '.join(other)}"
         closes = {*closed, self._selector.fileno(), *self._selector.get_map()}
@@ -317,7 +280,9 @@ class _ForkLoop:
             if number not in closes and os.path.exists(f"/proc/self/fd/{number}"):
                 return f"descriptor {number} of its own"
         # A fork would not have the threads, and might wait for the lock of one.
-        return next((f"a thread of its own ({each.name})" for each in threading.enumerate()[1:]), "")
+        if threads := threading.enumerate()[1:]:
+            return f"a thread of its own ({threads[0].name})"
+        return "ids of Ray that two workers might share" if with_ray and self.draws_alike else ""
 
     def _close(self) -> None:
         """Close the server's sockets and descriptors, in a fork."""
@@ -375,6 +340,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     random.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    if fingerprints := sys.modules.get("datasets.fingerprint"):  # names of files in the cache
+        fingerprints.fingerprint_rng.seed()
     _open_streams()
     if request["spawner"] is not None:
         from verl_multiturn.cpu_processes.engine_child import register_models, take_for_parent
