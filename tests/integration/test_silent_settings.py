@@ -1,5 +1,6 @@
 """Settings of verl that do nothing are logged in one message; and the table of who reads each of verl's settings."""
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_each_setting_that_nothing_reads_has_a_row() -> None:
     rows = [row.key for row in checks if isinstance(row, RefusalRow)]
     named = {key for keys in rows for key in ([keys] if isinstance(keys, str) else keys)}
     unread = {key for key in verl_keys.all_keys() if (entry := verl_keys.entry_of(key)) and entry.kind == "unread"}
-    assert sorted(unread - named) == []
+    assert [key for key in sorted(unread) if not any(fnmatch.fnmatch(key, each) for each in named)] == []
 
 
 def test_one_message_lists_all_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
