@@ -18,6 +18,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STRAYS_S = 2.0
 """Seconds for the end of processes that were killed; one that the kernel holds ends later."""
+_LEAST_ROUNDS = 100
+"""Rounds before the time counts: a process that did not run for seconds has not tried."""
 _prctl = ctypes.CDLL(None).prctl  # found at import: a process that was just forked calls it and loads nothing
 
 
@@ -54,16 +56,17 @@ def end_children(but: Collection[int] = ()) -> bool:
         but: Process ids of children that stay.
 
     Returns:
-        Whether they have ended, within two seconds.
+        Whether they have ended, within two seconds and at least a hundred rounds.
     """
-    until = time.monotonic() + _STRAYS_S
+    until, rounds = time.monotonic() + _STRAYS_S, 0
     while strays := _children() - set(but):
         for stray in strays:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(stray, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(stray, os.WNOHANG)
-        if time.monotonic() > until:
+        rounds += 1
+        if rounds >= _LEAST_ROUNDS and time.monotonic() > until:
             return False
         time.sleep(0.001)
     return True
