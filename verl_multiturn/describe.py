@@ -11,12 +11,13 @@ Invariants:
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import reprlib
 import sysconfig
 import traceback
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,29 @@ def _name_of(value: object) -> str:
         return str.__str__(type(value).__name__)
     except BaseException:  # a metaclass may raise
         return "object"
+
+
+def unbound(signature: inspect.Signature, positional: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return why a function cannot be called with arguments; "" where it can. Whoever binds a row's kwargs calls it.
+
+    Of a misspelt keyword Python names the parameter that is missing alone. This names the keyword, too.
+
+    Args:
+        signature: That of the function.
+        positional: The positional arguments.
+        kwargs: The keyword arguments.
+    """
+    try:
+        signature.bind(*positional, **kwargs)
+    except TypeError as error:
+        named = [name for name, each in signature.parameters.items() if each.kind is not each.POSITIONAL_ONLY]
+        other = [name for name in kwargs if name not in named]
+        if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()) or not other:
+            return str(error)
+        hint = did_you_mean(str(other[0]), named[len(positional) :])
+        named_one = str(error) if show(other[0]) in str(error) else f"{error}; it takes no {show(other[0])}"
+        return f"{named_one} ({hint})" if hint else named_one
+    return ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

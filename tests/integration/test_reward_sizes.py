@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -71,6 +72,20 @@ def test_a_reward_function_may_return_any_number(score: Any) -> None:
     assert fields["rm_scores"].tolist() == [0.0, 0.5]
     assert fields["metrics"]["rollout"]["score"] == 0.5
     assert type(fields["metrics"]["rollout"]["score"]) is float
+
+
+def test_what_is_no_number_beside_the_score_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    for reason in ("no answer", "wrong"):
+        made = output(0.5)
+        made.extra_fields["reward_extra_info"] = {
+            "acc": torch.tensor(1.0), "reason": reason, "odds": math.nan, "verdicts": "", "turn_values": "", "no": None
+        }  # fmt: skip
+        assert made.as_dict()["metrics"]["rollout"]["reported"] == {"acc": 1.0}
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == [
+        "the reward function reported 'reason', which is no finite number but str",
+        "the reward function reported 'odds', which is no finite number but float",
+    ]
 
 
 def test_true_is_a_score_of_one() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,13 @@ from verl_multiturn.observe.roles import of_roles, rewards_by_role, role_of
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import Outcome, SessionReport
 from verl_multiturn.rows.keys import RowKey
-from verl_multiturn.rows.reward_numbers import RoleRewards, have_signal
+from verl_multiturn.rows.reward_numbers import (
+    NoNumberError,
+    RoleRewards,
+    UnusableNumberError,
+    as_reward,
+    have_signal,
+)
 from verl_multiturn.tools.running.results import EXECUTED, CallStatus
 
 Stats = dict[str, Any]
@@ -438,12 +444,14 @@ def _most_frequent(reported: Sequence[Mapping[str, float]], what: str) -> dict[s
 
 
 def numbers_of(metrics: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the finite numbers in a dictionary that a tool or a reward function reports, as floats."""
+    """Return the finite numbers in a dictionary that a tool or a reward function reports, as floats.
+
+    A number is of any kind that a reward may be of: also a Decimal, or a tensor without dimensions.
+    """
     numbers = {}
     for key, value in metrics.items():
-        with contextlib.suppress(OverflowError):  # an integer that is too large for a float
-            if isinstance(value, Real) and math.isfinite(value):
-                numbers[str(key)] = float(value)
+        with contextlib.suppress(NoNumberError, UnusableNumberError):
+            numbers[str(key)] = as_reward(value, sys.float_info.max)
     return numbers
 
 

@@ -56,6 +56,8 @@ def test_a_run(folder: Path) -> None:
     assert (first["score"], first["groups"], first["equal_groups"], first["trained_tokens"]) == (0.25, 2, 0, 56)
     text = printed(document)
     assert f"start {START} on host-0, 2026-09-21 14:13:20 UTC, no line says that it ended" in text
+    document["starts"][0]["is_evaluation"] = True
+    assert f"start {START} on host-0, 2026-09-21 14:13:20 UTC, an evaluation\n" in printed(document)
     assert "training: 18 conversations began: trained 16, cut 1, raised 1" in text
 
 

@@ -1,12 +1,13 @@
 """Messages about objects of others, for all behaviours of these objects at conversion to text."""
 
+import inspect
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from verl_multiturn.describe import describe, did_you_mean, message_of, place_of, show
+from verl_multiturn.describe import describe, did_you_mean, message_of, place_of, show, unbound
 
 
 class Broken(Exception):
@@ -90,3 +91,30 @@ def test_a_word_that_is_meant() -> None:
     assert did_you_mean("gsm8k", ["torl", "gsm8k_multiturn"]) == "did you mean 'gsm8k_multiturn'?"
     assert did_you_mean("sepa", modes) == "did you mean 'separate_async'?"
     assert did_you_mean("", modes) == did_you_mean("lockstep", modes) == ""
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"capital": "Rome"}, ""),
+        ({"capital": "Rome", "seed": 1}, ""),
+        ({}, "missing a required argument: 'capital'"),
+        (
+            {"capitel": "Rome"},
+            "missing a required argument: 'capital'; it takes no 'capitel' (did you mean 'capital'?)",
+        ),
+        ({"capital": "", "x": 1}, "got an unexpected keyword argument 'x'"),
+        ({"capital": "", "sed": 1}, "got an unexpected keyword argument 'sed' (did you mean 'seed'?)"),
+        ({"capital": "", "instance_id": "a"}, "multiple values for argument 'instance_id'"),
+    ],
+)
+def test_arguments_that_do_not_fit(kwargs: dict[str, Any], expected: str) -> None:
+    def start(instance_id: str, *, capital: str, seed: int = 0) -> None: ...
+
+    assert unbound(inspect.signature(start), ("id",), kwargs) == expected
+
+
+def test_any_keyword_may_fit() -> None:
+    def start(instance_id: str, capital: str, **kwargs: Any) -> None: ...
+
+    assert unbound(inspect.signature(start), ("id",), {"capitel": "Rome"}) == "missing a required argument: 'capital'"

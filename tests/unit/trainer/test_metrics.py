@@ -2,9 +2,12 @@
 
 import pickle
 import re
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tests.conftest import ROOT, CharBuilder, CharTokenizer, EchoTool
 from verl_multiturn import ConfigError, Conversation, Limits, Outcome, Request, ScriptedEngine, StopReason, ToolResponse
@@ -245,7 +248,10 @@ def test_what_compute_score_reports() -> None:
     assert (found["reward/acc/mean"], found["reward/format/mean"], found["reward/step/mean"]) == (0.5, 0.5, 0)
     assert (found["reward/acc/conversations"], found["reward/format/conversations"]) == (2, 1)
     assert "reward/acc/conversations" not in aggregate([one, other])  # all have it
-    assert numbers_of({"acc": True, "pred": "7", "list": [1], "inf": float("inf"), "n": 3}) == {"acc": 1.0, "n": 3.0}
+    reported = {"acc": True, "pred": "7", "list": [1], "inf": float("inf"), "n": 3, "huge": 10**400, "large": 1e300}
+    kinds = {"array": np.array(0.5), "tensor": torch.tensor(0.5), "decimal": Decimal("0.5"), "two": torch.ones(2)}
+    assert numbers_of(reported) == {"acc": 1.0, "n": 3.0, "large": 1e300}
+    assert numbers_of(kinds) == {"array": 0.5, "tensor": 0.5, "decimal": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Any
 from verl_multiturn.calls.limits import CallLimits, set_limits
 from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve_class
 from verl_multiturn.chat.messages import check_last_speaker, plain, read_messages
-from verl_multiturn.describe import did_you_mean, show
+from verl_multiturn.describe import did_you_mean, show, unbound
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.old_verl import modules as verl_modules
@@ -223,10 +223,8 @@ def check_kwargs(interaction: Interaction, kwargs: Mapping[str, Any], where: str
         calls = [(method, getattr(interaction, method), dict(kwargs)) for method in ("start", "reply")]
     for (method, function, given), positional in zip(calls, (("id",), ("id", ())), strict=True):
         signature = inspect.signature(function)
-        try:
-            signature.bind(*positional, **given)
-        except TypeError as error:
+        if why := unbound(signature, positional, given):
             raise ConfigError(
                 f"{where}: interaction {interaction.name!r}: {method}{signature} cannot be called with "
-                f"{show(dict(kwargs))}: {error}; mend {KWARGS} in the data, or the method"
-            ) from None
+                f"{show(dict(kwargs))}: {why}; correct the row's {KWARGS}, or the method's parameters"
+            )

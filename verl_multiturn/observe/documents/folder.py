@@ -76,6 +76,7 @@ class RunDocuments:
         ends = {name: (end["at"], end["error"]) for name, end in ended.items()}
         starts = [
             {name: run[name] for name in _OF_START}
+            | {"is_evaluation": "evaluation" in run["settings"]}
             | dict(zip(("ended", "error"), ends.get(run["start"], (None, None)), strict=True))
             for run in self.records.runs
         ]

@@ -94,7 +94,8 @@ def _clock(at: float | None) -> str:
 
 def _run(document: Mapping[str, Any], console: Console) -> None:
     for run in document["starts"]:
-        end = f", ended {_clock(run['ended'])}" if run["ended"] else ", no line says that it ended"
+        unknown = ", an evaluation" if run["is_evaluation"] else ", no line says that it ended"
+        end = f", ended {_clock(run['ended'])}" if run["ended"] else unknown
         resumed = f", goes on from step {run['resumed_from']}" if run["resumed_from"] else ""
         error = f": {run['error']}" if run["error"] else ""
         _say(console, f"start {run['start']} on {run['host']}, {_clock(run['began'])}{resumed}{end}{error}", "bold")

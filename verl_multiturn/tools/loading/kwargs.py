@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from verl_multiturn.chat.messages import plain
-from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.describe import describe, did_you_mean, show, unbound
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.registry import METHODS
@@ -221,13 +221,11 @@ def bind_kwargs(tool: Any, method: str, given: Mapping[str, Any], where: str) ->
     if method == "execute" and ("agent_data" in signature.parameters or foreign):
         kwargs.setdefault("agent_data", None)
     positional: list[Any] = ["id", {}] if method == "execute" else ["id"]
-    try:
-        signature.bind(*positional, **kwargs)
-    except TypeError as error:
+    if why := unbound(signature, positional, kwargs):
         raise ConfigError(
             f"{where}: tool {getattr(tool, 'name', tool)!r}: {method}{signature} cannot be called with "
-            f"{method}_kwargs {show(dict(given))}: {error}; mend tools_kwargs in the data or the method"
-        ) from None
+            f"{method}_kwargs {show(dict(given))}: {why}; correct the row's tools_kwargs, or the method's parameters"
+        )
     return kwargs
 
 

@@ -19,12 +19,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_multiturn.certificate.receipts import as_unrewarded
 from verl_multiturn.chat.images import Vision
 from verl_multiturn.config import ASSISTANT, MultiTurnSettings, ScoreSettings
+from verl_multiturn.describe import show
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.observe.metrics import Stats, numbers_of, stats_of
 from verl_multiturn.observe.roles import role_of
 from verl_multiturn.records.read.joins import JoinedRow
 from verl_multiturn.rewards.rubric import TRANSCRIPT
-from verl_multiturn.rewards.score import VERDICTS, verdicts_of
+from verl_multiturn.rewards.score import TURN_VALUES, VERDICTS, verdicts_of
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
 from verl_multiturn.rollout.trajectory import NO_VERSION
@@ -115,6 +116,7 @@ class CertifiedOutput(AgentLoopOutput):
         conversation = {**place, "score": self.total()}
         # The score of `compute_score`. Where another reward replaces it, the stats overwrite it with None.
         reported = numbers_of(report)
+        _warn_of_others(report, reported)
         unrewarded = any(reported.get(key, 0.0) > 0 for key in (OUTAGE, UNJUDGEABLE))
         output["metrics"][STATS] = {"score": self.reward_score, "reported": reported, **self.stats}
         output["metrics"][STATS] |= {"conversation": conversation, "unrewarded": unrewarded}
@@ -384,6 +386,24 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
         earned = [score for output in outputs if output.role == ASSISTANT for _, score in output.turn_rewards]
         for output in outputs:
             output.extra_fields["reward_extra_info"] = {"acc": math.fsum(earned)}
+
+
+def _warn_of_others(report: Mapping[str, Any], reported: Mapping[str, float]) -> None:
+    """Log which entries of a reward function's report are in no metric and no record."""
+    for key, value in report.items():
+        # "" and None: of a row without a verdict, or without a value.
+        if str(key) not in reported and key not in (VERDICTS, TURN_VALUES) and value is not None and value != "":
+            _warn_of_other(str(key), type(value).__name__)
+
+
+@functools.cache
+def _warn_of_other(key: str, kind: str) -> None:
+    logger.warning(
+        "the reward function reported %s, which is no finite number but %s: it is in no metric and no record; log it "
+        "in the function, or return a number (said once)",
+        show(key),
+        kind,
+    )
 
 
 @functools.cache
