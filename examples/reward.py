@@ -34,4 +34,5 @@ async def main() -> None:
         print(f"{last!r}: score {score['score']}, answered {score['answered']}, failed {score['failed']}")
 
 
-asyncio.run(main())
+if __name__ == "__main__":  # a run imports this file
+    asyncio.run(main())

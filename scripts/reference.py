@@ -92,7 +92,15 @@ API = {
             "verl_multiturn.calls.limits.OutageLimits",
         ),
     ],
-    "Simulated users and environments": ["Interaction", "Reply", "load_interactions"],
+    "Simulated users and environments": [
+        *("Interaction", "Reply", "load_interactions"),
+        *(
+            "verl_multiturn.interactions.scripted_user.ScriptedUser",
+            "verl_multiturn.interactions.simulated_user.UserSettings",
+            "verl_multiturn.interactions.llm_user.LlmUserSettings",
+            "verl_multiturn.interactions.policy_user.PolicyUserSettings",
+        ),
+    ],
     "Agents behind an endpoint": [
         "verl_multiturn.proxy.agents.agent.SessionAddress",
         "verl_multiturn.proxy.protocols.requests.Completion",

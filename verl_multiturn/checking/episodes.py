@@ -63,9 +63,11 @@ class PlayedEpisode:
         return ", ".join(f"{role} {reward}" for role, reward in self.scores.items()) or str(self.score)
 
     def reached_nothing(self) -> bool:
-        """Return whether the model's turns came to no reward other than 0, and to no end."""
-        is_over = any(done or truncated for *_, done, truncated in self.answers)
-        return not (is_over or self.score or any(self.scores.values()) or any(reward for _, reward, *_ in self.answers))
+        """Return whether the model's turns came to no reward above 0, and to no end; a penalty is nothing reached."""
+        if any(done or truncated for *_, done, truncated in self.answers):
+            return False
+        rewards = [self.score, *self.scores.values(), *(reward for _, reward, *_ in self.answers)]
+        return not any(reward is not None and reward > 0 for reward in rewards)
 
     def difference(self, other: PlayedEpisode) -> str:
         """Return the first difference from another episode, in words; "" if the two are one."""

@@ -94,7 +94,7 @@ class InteractionExamination(Examination):
             found = "no action can be read in any of the player's turns, so that little is checked"
             self.note("actions", Grade.WARNING, found, self.advice["actions"])
         elif self._probe.writes_letters and not episode.failure and episode.reached_nothing():
-            found = f"the player writes letters, and in {turns} turn(s) came to no reward and no end"
+            found = f"the player writes letters, and in {turns} turn(s) came to no reward above 0 and no end"
             self.note("actions", Grade.WARNING, found, self.advice["actions"])
         return not episode.failure
 

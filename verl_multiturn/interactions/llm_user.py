@@ -21,7 +21,7 @@ _CONNECTIONS = 64
 
 
 class LlmUserSettings(UserSettings):
-    """Settings of `LlmUser`."""
+    """Settings of `LlmUser`, beside those of every simulated user."""
 
     GONE: ClassVar = fixed(connections="64 in each worker")
 

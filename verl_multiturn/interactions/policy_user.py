@@ -19,7 +19,7 @@ from verl_multiturn.interactions.simulated_user import SimulatedUser, UserSettin
 
 
 class PolicyUserSettings(UserSettings):
-    """Settings of `PolicyUser`."""
+    """Settings of `PolicyUser`, beside those of every simulated user."""
 
     attempts: int = Field(3, gt=0)
     """Most turns that are sampled for one message of the user; a further one is sampled when one is empty.

@@ -50,6 +50,8 @@ class UserSettings(BaseModel):
     """Most messages of the user; the conversation ends when the model has answered the last one."""
 
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Temperature of the user's messages; of a user that is trained it has to be the run's."""
+
     max_tokens: int = Field(512, gt=0)
     """Most tokens of one message of the user."""
 
