@@ -34,8 +34,8 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine
-from verl_multiturn.records.write.records import NO_SHARE
 from verl_multiturn.records.write.redaction import Redaction
+from verl_multiturn.records.write.share import NO_SHARE
 from verl_multiturn.rollout.life import Life, live
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,8 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.write import records as record_files
 from verl_multiturn.records.write.locks import is_held
-from verl_multiturn.records.write.records import NO_SHARE, SEEN
+from verl_multiturn.records.write.records import SEEN
+from verl_multiturn.records.write.share import NO_SHARE
 from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine

@@ -29,8 +29,9 @@ from verl_multiturn.records.rows import columns, row_of
 from verl_multiturn.records.schema_page import models
 from verl_multiturn.records.write import recorder
 from verl_multiturn.records.write import records as writing
-from verl_multiturn.records.write.records import RecordWriter, in_share
+from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.records.write.redaction import Redaction
+from verl_multiturn.records.write.share import in_share
 from verl_multiturn.rollout.life import Life
 
 START = "20261126T101500-5f3a"

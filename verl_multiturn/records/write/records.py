@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gzip
-import hashlib
 import os
 import secrets
 import socket
@@ -31,16 +30,14 @@ from verl_multiturn.records.read.lines import defaults
 from verl_multiturn.records.summaries import summary_of
 from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, Losses
 from verl_multiturn.records.write.redaction import Decode, Redaction
+from verl_multiturn.records.write.share import NO_SHARE, in_share
+from verl_multiturn.records.write.size_limit import FolderRoom
 
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
 """A gzip member holds at most so many records, bytes before compression, or seconds of records."""
 _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
 """So many records wait to be written; further ones are lost. So many lines are kept while the disk is full."""
-_LOOK_S = 10.0
-"""How often the folder's size is looked at, with `max_gb`."""
 
-NO_SHARE = "its group is not in record_share"
-"""Why a record is not kept that was not drawn."""
 SEEN = "a rule of record_redact hits its token ids"
 """Why a record is not kept whose ids would show hidden texts."""
 
@@ -102,7 +99,7 @@ class RecordWriter:
         self._open = path / f"{self.stem}.open.json"
         lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
         self._lines = LineFile(lines, "conversations", _MOST_LINES)
-        self._room = _Room(path, max_gb)
+        self._room = FolderRoom(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
         self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
             "records",
@@ -417,32 +414,5 @@ _NONE = object()
 _DEFAULTS, _SUMMARY = defaults(schema.ConversationLine), defaults(schema.Summary)
 
 
-def in_share(uid: str, share: float) -> bool:
-    """Return whether a group's records are kept; the same in all processes."""
-    drawn = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(drawn) < share * (1 << 64)
-
-
 def _with(event: str, line: Mapping[str, Any]) -> Line:
     return {"event": event, "at": time.time(), **line}
-
-
-class _Room:
-    """The rest of the folder's limit, checked now and then."""
-
-    def __init__(self, folder: Path, max_gb: float | None) -> None:
-        self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
-        self._there, self._looked = 0, float("-inf")
-        self.written = 0
-
-    def took(self, size: int) -> None:
-        self._there += size
-        self.written += size
-
-    def is_full(self) -> bool:
-        if self._most is None:
-            return False
-        if time.monotonic() - self._looked > _LOOK_S:
-            self._looked = time.monotonic()
-            self._there = sum(path.stat().st_size for path in self._folder.glob("*.jsonl.gz"))
-        return self._there >= self._most
