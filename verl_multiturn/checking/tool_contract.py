@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.calls.entry_points import is_reference
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
+from verl_multiturn.calls.loading.entry_points import is_reference
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.other_rows import Kwargs, rows_of_data
