@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.files import GatewayFiles, GatewaySettings, SessionFiles
-from verl_multiturn.gateway.known import KnownSessions, digest_of
+from verl_multiturn.gateway.known_sessions import KnownSessions, digest_of
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
