@@ -28,6 +28,7 @@ from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import dumps, line_of, plain
 from verl_multiturn.records.read.lines import defaults
 from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.records.write import line_file
 from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, Losses
 from verl_multiturn.records.write.redaction import Decode, Redaction
 from verl_multiturn.records.write.share import NO_SHARE, in_share
@@ -98,7 +99,7 @@ class RecordWriter:
         self._records, lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
         self._open = path / f"{self.stem}.open.json"
         lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
-        self._lines = LineFile(lines, "conversations", _MOST_LINES)
+        self._lines = line_file.LineFile(lines, "conversations", _MOST_LINES)
         self._room = FolderRoom(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
         self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
@@ -248,10 +249,10 @@ class RecordWriter:
             return None
         try:
             data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
-            offset = append(self._records, data)
+            offset = line_file.append(self._records, data)
             if any(made.item.kept is not None for made in member):
                 try:
-                    sync(self._records)
+                    line_file.sync(self._records)
                 except OSError:
                     os.truncate(self._records, offset)
                     raise
@@ -302,104 +303,6 @@ def _without_record(item: _Item, why: str) -> _Item:
     if item.line["event"] == "cancel":  # its fate is known without its record
         return _Item(item.line, None)
     return _Item({**item.line, "event": "drop", "why": why}, None)
-
-
-class LineFile:
-    """A file of lines, and those that it could not take yet: they are written with the next ones, or lost at the end.
-
-    Args:
-        path: The file; it is created where it does not exist.
-        what: The subject of its lines, in the plural, such as `steps`.
-        most: The most lines that are held; None: no limit. The oldest ones are lost first.
-    """
-
-    def __init__(self, path: Path, what: str, most: int | None = None) -> None:
-        self.path, self._most = path, most
-        self._losses = Losses(f"lines of {what}", path)
-        self._held: list[bytes] = []
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether there are lines that the file has not taken yet."""
-        return bool(self._held)
-
-    def hold(self, lines: Sequence[bytes]) -> None:
-        """Take lines that are to be written next."""
-        self._held += lines
-
-    def write(self) -> None:
-        """Append the lines that are held.
-
-        Raises:
-            OSError: They cannot be written, and are held; those beyond `most` are lost.
-        """
-        if not self._held:
-            return
-        try:
-            append_lines(self.path, b"".join(self._held))
-        except OSError as error:
-            if self._most is not None and (many := len(self._held) - self._most) > 0:
-                del self._held[:many]
-                self._losses.add(describe(error), many)
-            raise
-        self._held = []
-        self._losses.end()
-
-    def end(self) -> None:
-        """Write the held lines for the last time, and report how many lines are lost; called when no more come."""
-        try:
-            self.write()
-        except OSError as error:
-            self._losses.last(describe(error), len(self._held))
-
-
-def sync(path: Path) -> None:
-    """Have the disk take a file and its name in the folder for good; called before somebody is promised that.
-
-    Raises:
-        OSError: It cannot.
-    """
-    for each, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
-        handle = os.open(each, flags)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def append_lines(path: Path, data: bytes) -> int:
-    """Append lines to a file as `append` does; a line that a kill has torn ends before them.
-
-    Raises:
-        OSError: They cannot be written.
-    """
-    return append(path, data, after_torn=b"\n")
-
-
-def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
-    """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
-
-    Args:
-        path: The file; it is created where it does not exist.
-        data: The bytes to append.
-        after_torn: The bytes to write before the data where the file does not end with them; "": nothing.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    with path.open("a+b", buffering=0) as file:
-        start = file.seek(0, os.SEEK_END)
-        if data and after_torn and start:
-            file.seek(start - len(after_torn))
-            if file.read() != after_torn:
-                data = after_torn + data
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            file.truncate(start)
-            raise
-    return start
 
 
 def _lean(line: Line) -> Line:
