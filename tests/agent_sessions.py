@@ -10,7 +10,7 @@ from tests.support.session_play import certified
 from verl_multiturn.certificate.receipts import ReceiptingEngine, Receipts
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.reasoning import THINK
-from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.chat.rendering_check import RenderingCheck
 from verl_multiturn.chat.template import Template
 from verl_multiturn.proxy.protocols.requests import ChatRequest, Completion
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun

@@ -1,7 +1,7 @@
 """The recipes of this package and of installed ones: `verl-multiturn recipe list`, `recipe copy` and `recipe new`.
 
-Another package gives a recipe by an entry point (`calls/entry_points.py`). Its folder lies below one named `recipes`,
-with `recipes/common` beside it, as `recipe new` makes them.
+Another package gives a recipe by an entry point (`calls/loading/entry_points.py`). Its folder lies below one named
+`recipes`, with `recipes/common` beside it, as `recipe new` makes them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from verl_multiturn.calls.entry_points import FOLDERS, folder_of, installed_entries, is_reference, is_same_reference
+from verl_multiturn.calls.loading.entry_points import (
+    FOLDERS,
+    folder_of,
+    installed_entries,
+    is_reference,
+    is_same_reference,
+)
 from verl_multiturn.describe import did_you_mean, printable
 from verl_multiturn.errors import ConfigError
 

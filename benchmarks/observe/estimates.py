@@ -50,7 +50,7 @@ from verl_multiturn.evaluation.estimates import (
     varied,
     wilson,
 )
-from verl_multiturn.evaluation.student import t_quantile, two_sided_p
+from verl_multiturn.evaluation.student_t import t_quantile, two_sided_p
 
 COVERS, FALSE, FOUND = (0.93, 0.975), 0.07, 0.55
 BINDS, FEW_ROWS = 0.05, 8

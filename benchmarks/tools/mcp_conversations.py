@@ -38,9 +38,9 @@ from verl_multiturn import load_tools
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.checking.examination import Grade
-from verl_multiturn.checking.probe import ToolProbe
 from verl_multiturn.checking.server_state import ServerState
 from verl_multiturn.checking.tool_contract import check_tool
+from verl_multiturn.checking.trial_calls import ToolProbe
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.results import CallStatus
 from verl_multiturn.tools.running.session import ToolSession

@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 from verl_multiturn.evaluation.estimates import CONFIDENCE, Estimate, PairedDifference, estimate, paired
-from verl_multiturn.evaluation.student import t_quantile
+from verl_multiturn.evaluation.student_t import t_quantile
 from verl_multiturn.evaluation.tables import interval_json
 
 Answer = Literal["first", "final"]

@@ -9,9 +9,9 @@ import pytest
 from tests.faults.test_mcp_conversations import NOTES
 from tests.servers.starting import by_name
 from verl_multiturn.checking.examination import CheckResult, Grade
-from verl_multiturn.checking.probe import ToolProbe
 from verl_multiturn.checking.server_state import ServerState
 from verl_multiturn.checking.tool_contract import check_tool
+from verl_multiturn.checking.trial_calls import ToolProbe
 from verl_multiturn.tools.mcp_tools import McpTool, mcp_tools
 
 

@@ -11,8 +11,8 @@ from verl_multiturn.task_sets.swe.draw import Draw, draw_tasks, settings_for
 from verl_multiturn.task_sets.swe.packages import Package
 from verl_multiturn.task_sets.swe.tasks import SweTask
 from verl_multiturn.task_sets.swe.trials import TrialOutcome
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task, UnguardedError
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.workspace import WorkspacePool
 

@@ -15,11 +15,11 @@ from tests.support.workspace_attacks import ATTACKS, FILES, FIXED, HONEST, SETTI
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.sandbox.launch import SandboxError
 from verl_multiturn.verdicts.changes import WorkChanges, collect
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.script_run import run_script
 from verl_multiturn.verdicts.task import Task, UnguardedError, read_task
 from verl_multiturn.verdicts.task_check import check_task, gold_left
 from verl_multiturn.verdicts.thread_judge import judge_workspace
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.threads import open_workspace
@@ -168,7 +168,7 @@ async def test_a_workspace_that_is_lost_is_replaced_once(judge: Judge, monkeypat
             raise lost.pop()
         return await run_script(*args)
 
-    monkeypatch.setattr("verl_multiturn.verdicts.verdict.run_script", breaks)
+    monkeypatch.setattr("verl_multiturn.verdicts.judge.run_script", breaks)
     judged, repaired = scripted(GRADED), WorkChanges({"settings.json": b"3"})
     assert (await judge.judge_left(judged, repaired)).reward == 1
     lost.extend([SandboxError("the zygote ended")] * 2)

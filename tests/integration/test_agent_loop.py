@@ -295,7 +295,7 @@ def test_a_builder_that_rewrites_what_was_sampled_is_refused() -> None:
 def test_strippable_differences_are_ignored_when_asked() -> None:
     from transformers import AutoTokenizer
 
-    from verl_multiturn.chat.rendering import RenderingDifference
+    from verl_multiturn.chat.rendering_check import RenderingDifference
     from verl_multiturn.verl_bridge.model.chat_setup import make_chat
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)

@@ -28,8 +28,8 @@ def composed(**changes: str) -> Any:
 
 def named(**changes: str) -> Any:
     """Return a configuration whose name has been changed, after the checks that come before that."""
-    from verl_multiturn.verl_bridge.startup.derive import copy_settings, unify_name
     from verl_multiturn.verl_bridge.startup.refusals import BEFORE_PLATFORM
+    from verl_multiturn.verl_bridge.startup.setting_changes import copy_settings, unify_name
     from verl_multiturn.verl_bridge.startup.table import check
     from verl_multiturn.verl_bridge.startup.view import RunView
 

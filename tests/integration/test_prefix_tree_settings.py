@@ -16,7 +16,7 @@ VARIABLE = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_ENGINE_VENDOR"
 def vendor_of(config: Any) -> Any:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.derive import choose_engine
+    from verl_multiturn.verl_bridge.startup.setting_changes import choose_engine
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     choose_engine(RunView(config))

@@ -275,8 +275,8 @@ FILTER = "+actor_rollout_ref.rollout.custom.multiturn.filter"
 def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, check its filter, and complete it as the start-up check does."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.derive import complete
     from verl_multiturn.verl_bridge.startup.refusals.filters import FILTERS, filters
+    from verl_multiturn.verl_bridge.startup.setting_changes import complete
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 

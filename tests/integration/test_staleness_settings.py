@@ -23,8 +23,8 @@ COLOCATED = {"trainer.v1.trainer_mode": "colocate_async"}
 def checked(**changes: str) -> Any:
     """Compose verl's configuration with changes, and check it as the start-up check does."""
     from tests.trainer_config import compose_config
-    from verl_multiturn.verl_bridge.startup.derive import complete
     from verl_multiturn.verl_bridge.startup.refusals.staleness import IMPORTANCE, SERVERS_APART, STALENESS
+    from verl_multiturn.verl_bridge.startup.setting_changes import complete
     from verl_multiturn.verl_bridge.startup.table import Section, check
     from verl_multiturn.verl_bridge.startup.view import RunView
 

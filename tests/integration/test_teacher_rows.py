@@ -64,6 +64,12 @@ def questions(width: int | None = None, at_once: int = 9, **outage: Any) -> Any:
     return TeacherRows(Outages(OutageSettings(**outage)), at_once, width, 100)
 
 
+async def test_a_validation_asks_no_teacher() -> None:
+    output, teacher = row(1, 2, 3), Teacher()
+    await questions().ask([output], teacher, validate=True)
+    assert (teacher.asked, output.extra_fields) == ([], {})
+
+
 async def test_each_row_is_asked_about_by_itself_and_its_receipts_know_the_answer() -> None:
     receipts = Receipts("r", []).to_bytes()
     rows, teacher = [row(1, 2, 3, receipts=receipts), row(1, 2, 3, 4, 5, receipts=receipts), row(1, 2)], Teacher()

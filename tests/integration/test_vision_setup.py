@@ -65,8 +65,8 @@ async def test_the_start_up_check_looks_at_images(processors: dict[str, Any]) ->
 def test_the_engine_resizes_as_the_trainer_does(small: Path) -> None:
     from omegaconf import OmegaConf
 
-    from verl_multiturn.verl_bridge.startup.derive import IMAGES, resize_images
     from verl_multiturn.verl_bridge.startup.refusals.loops import CONVERSATIONS
+    from verl_multiturn.verl_bridge.startup.setting_changes import IMAGES, resize_images
     from verl_multiturn.verl_bridge.startup.table import RefusalRow
     from verl_multiturn.verl_bridge.startup.view import RunView
 

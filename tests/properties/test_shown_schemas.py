@@ -12,7 +12,7 @@ from tests.scripted import CALL
 from tests.support.families import family, make_codec, names
 from verl_multiturn import BaseTool, ToolSchema
 from verl_multiturn.chat.codec import ChatCodec
-from verl_multiturn.chat.rendering import UNEXPLAINED
+from verl_multiturn.chat.rendering_check import UNEXPLAINED
 from verl_multiturn.chat.tool_schemas import must_stay
 from verl_multiturn.errors import ConfigError
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from verl_multiturn.gateway import app, journal
 from verl_multiturn.gateway.app import Gateway
 from verl_multiturn.gateway.journal import SessionJournal
-from verl_multiturn.gateway.known import KnownSessions
+from verl_multiturn.gateway.known_sessions import KnownSessions
 from verl_multiturn.gateway.sessions import SessionStore
 
 _LATE_S = 0.3

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.support.sample_records import sample_run_file, sample_session
 from verl_multiturn.records.json_text import line_of
-from verl_multiturn.records.write.records import RecordWriter, append_lines
+from verl_multiturn.records.write.line_file import append_lines
+from verl_multiturn.records.write.records import RecordWriter
 
 START = "20261126T101500_5f3a00"
 BEGAN = 1_790_000_000.0

@@ -15,9 +15,9 @@ from typing import Any
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verdicts.changes import WorkChanges
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task, UnguardedError, read_task
 from verl_multiturn.verdicts.task_check import check_task
-from verl_multiturn.verdicts.verdict import Judge
 
 _REWARD = "/logs/verifier/reward.txt"
 

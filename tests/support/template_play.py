@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.support.families import family
 from verl_multiturn import BaseTool, ToolResponse, ToolSchema
-from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingDifference
+from verl_multiturn.chat.rendering_check import UNEXPLAINED, RenderingDifference
 from verl_multiturn.chat.template import SCHEMA, TOOL, Template, turn_text
 from verl_multiturn.errors import EngineError
 from verl_multiturn.rollout.conversation import Conversation

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from verl_multiturn.verdicts.assertion_literals import decoys_of, expected_in
 from verl_multiturn.verdicts.common_words import COMMON_WORDS
 from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
-from verl_multiturn.verdicts.expectations import decoys_of, expected_in
 from verl_multiturn.verdicts.subject import Subject
 
 Pair = tuple[object, object, Subject]

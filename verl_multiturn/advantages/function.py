@@ -28,7 +28,7 @@ from typing import Any
 
 from verl_multiturn.advantages.options import read_options
 from verl_multiturn.advantages.turns import Advantages, GroupMember
-from verl_multiturn.calls.loading import resolve_place
+from verl_multiturn.calls.loading.dotted_names import resolve_place
 from verl_multiturn.describe import describe, place_of, show
 from verl_multiturn.errors import AdvantageContractError, ConfigError, RewardContractError
 from verl_multiturn.rollout.turn import Turn

@@ -1,4 +1,4 @@
 """Guarded calls of an author's code: each has a slot, a deadline, and a conversation that it belongs to.
 
-`loading.py` and `entry_points.py` find that code: by a dotted name, and by the entry points of installed packages.
+`loading/` finds that code: by a dotted name, by the entry points of installed packages, and in a YAML file's list.
 """

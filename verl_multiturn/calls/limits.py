@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from verl_multiturn.calls.loading import resolve_class
+from verl_multiturn.calls.loading.dotted_names import resolve_class
 from verl_multiturn.config import OutageMode, read_model
 from verl_multiturn.errors import ConfigError
 

@@ -15,7 +15,7 @@ from verl_multiturn.chat.images import stand_in
 from verl_multiturn.chat.message_forms import said_is_shown
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
 from verl_multiturn.chat.parsing.turns import CallParser
-from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingCheck, RenderingDifference
+from verl_multiturn.chat.rendering_check import UNEXPLAINED, RenderingCheck, RenderingDifference
 from verl_multiturn.chat.template_rules import NO_USER_TURN, Rule, RuleEffect
 from verl_multiturn.errors import ConfigError
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import psutil
 
-from verl_multiturn.calls.watch import LoopWatch
+from verl_multiturn.calls.loop_blocks import LoopWatch
 
 _LOOKS_S = 0.005
 LATE_S = 0.1

@@ -17,8 +17,8 @@ from typing import Any
 from verl_multiturn.checking.examination import Grade
 from verl_multiturn.checking.method_calls import ProbeResult
 from verl_multiturn.checking.other_rows import Kwargs, made_rows, varied
-from verl_multiturn.checking.probe import ToolProbe, as_call, reward_of, text_of
 from verl_multiturn.checking.shared_state import Moment, overwritten
+from verl_multiturn.checking.trial_calls import ToolProbe, as_call, reward_of, text_of
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_multiturn.checking.probe import ToolProbe, as_call, example_arguments, text_of
+from verl_multiturn.checking.trial_calls import ToolProbe, as_call, example_arguments, text_of
 from verl_multiturn.errors import ConfigError
 
 _WORD = "example"

@@ -17,7 +17,8 @@ from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.isolation import Isolation
 from verl_multiturn.checking.method_calls import ProbeResult
 from verl_multiturn.checking.other_rows import Kwargs
-from verl_multiturn.checking.probe import (
+from verl_multiturn.checking.server_state import ServerState
+from verl_multiturn.checking.trial_calls import (
     ToolProbe,
     as_call,
     bad_arguments,
@@ -26,7 +27,6 @@ from verl_multiturn.checking.probe import (
     own_id,
     text_of,
 )
-from verl_multiturn.checking.server_state import ServerState
 from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.calls.entry_points import is_reference
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
+from verl_multiturn.calls.loading.entry_points import is_reference
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.other_rows import Kwargs, rows_of_data
-from verl_multiturn.checking.probe import ProbeWorld, ToolProbe
 from verl_multiturn.checking.tool_checks import ToolExamination
+from verl_multiturn.checking.trial_calls import ProbeWorld, ToolProbe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool
 from verl_multiturn.tools.loading.functions import function_tool

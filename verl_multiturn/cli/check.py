@@ -14,7 +14,7 @@ from rich.table import Table
 
 from verl_multiturn.advantages.estimators import ESTIMATORS
 from verl_multiturn.advantages.function import function_of, load_function
-from verl_multiturn.calls.yaml_text import read_yaml
+from verl_multiturn.calls.loading.yaml_text import read_yaml
 from verl_multiturn.checking.advantage_contract import TIMEOUT_S, check_advantage
 from verl_multiturn.checking.advice import CLASS
 from verl_multiturn.checking.data_rows import SUFFIXES

@@ -16,7 +16,7 @@ from verl_multiturn.checking.problem_groups import gather_alike
 from verl_multiturn.cli.ends import NAME_A_MODEL, NO_STACK, fail, refuse
 from verl_multiturn.errors import ConfigError, MultiTurnError
 from verl_multiturn.interactions.running.registry import check_row, load_interactions
-from verl_multiturn.rows.scores import check_agent_name, check_scored
+from verl_multiturn.rows.checks import check_agent_name, check_scored
 from verl_multiturn.tools.loading.registry import load_tools
 from verl_multiturn.trust.files import require_plain_folder
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, PROXY_LOOP, RECORDED_LOOP

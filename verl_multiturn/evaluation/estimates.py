@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from verl_multiturn.evaluation.student import t_quantile, two_sided_p
+from verl_multiturn.evaluation.student_t import t_quantile, two_sided_p
 from verl_multiturn.rows.reward_numbers import are_equal
 
 CONFIDENCE = 0.95

@@ -38,9 +38,9 @@ from rich.text import Text
 from verl_multiturn.describe import printable
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.evaluation.estimates import Estimate, estimate
-from verl_multiturn.evaluation.paths import MALFORMED, NO_TOOL
 from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, Results
 from verl_multiturn.evaluation.tables import interval_json, interval_text, progress_line
+from verl_multiturn.evaluation.tool_paths import MALFORMED, NO_TOOL
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rows.reward_numbers import have_signal
 

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.paths import Paths, paths_of
 from verl_multiturn.evaluation.plan import MANIFEST
+from verl_multiturn.evaluation.tool_paths import Paths, paths_of
 from verl_multiturn.paths import read_regular
 from verl_multiturn.records.read.fates import start_of
 from verl_multiturn.records.read.lines import flaw_of

@@ -17,7 +17,7 @@ from aiohttp import web
 from verl_multiturn.describe import describe, show
 from verl_multiturn.gateway.deploy import Deployer, DeployRefusedError
 from verl_multiturn.gateway.files import GatewaySettings
-from verl_multiturn.gateway.known import digest_of
+from verl_multiturn.gateway.known_sessions import digest_of
 from verl_multiturn.gateway.sessions import SessionStore
 from verl_multiturn.proxy.http.bodies import read_body
 from verl_multiturn.proxy.http.clients import ClientConnection

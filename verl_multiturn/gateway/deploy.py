@@ -5,8 +5,8 @@
                  └─▶ failed: nothing was touched
 
 Invariants:
-- before the server is touched, the model can take the place of the one that serves (`candidate.py`), and the weights
-  that serve can be loaded again;
+- before the server is touched, the model can take the place of the one that serves (`deployment_check.py`), and the
+  weights that serve can be loaded again;
 - no token is delivered of weights that did not pass their trial, or whose files changed since their hash was computed;
 - after a failure the former weights serve again; if they cannot be loaded either, the engine has a `fault`, until
   weights serve that passed their trial.
@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import EngineError, MultiTurnError
-from verl_multiturn.gateway.candidate import Files, changed, check_candidate
+from verl_multiturn.gateway.deployment_check import Files, changed, check_candidate
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 

@@ -23,11 +23,12 @@ from verl_multiturn.describe import describe
 from verl_multiturn.gateway.journal import SessionJournal
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read.files import SESSIONS, STEPS
+from verl_multiturn.records.write.line_file import append_lines, sync
 from verl_multiturn.records.write.locks import LOCK, hold
+from verl_multiturn.records.write.old_files import remove_old
 from verl_multiturn.records.write.recorder import Recorder
-from verl_multiturn.records.write.records import RecordWriter, append_lines, sync
+from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.records.write.redaction import Decode
-from verl_multiturn.records.write.retention import remove_old
 from verl_multiturn.records.write.run_file import gateway_run, later_start, path_of, write_whole
 from verl_multiturn.records.write.session_joins import join_sessions
 from verl_multiturn.rollout.life import Life

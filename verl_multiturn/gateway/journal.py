@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.records.json_text import line_of
+from verl_multiturn.records.write.line_file import append_lines, sync
 from verl_multiturn.records.write.locks import hold
-from verl_multiturn.records.write.records import append_lines, sync
 
 
 class SessionJournal:

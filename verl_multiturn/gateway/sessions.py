@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from verl_multiturn.describe import describe, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.gateway.files import GatewayFiles, GatewaySettings, SessionFiles
-from verl_multiturn.gateway.known import KnownSessions, digest_of
+from verl_multiturn.gateway.known_sessions import KnownSessions, digest_of
 from verl_multiturn.proxy.agents.agent import SessionAddress
 from verl_multiturn.proxy.agents.waiting import WaitingRunner
 from verl_multiturn.proxy.endpoint import Endpoint
@@ -34,8 +34,8 @@ from verl_multiturn.proxy.http.server import ProxyServer
 from verl_multiturn.proxy.protocols.requests import RefusedError
 from verl_multiturn.proxy.sessions.proxy_run import ProxyRun
 from verl_multiturn.records.read.sessions import DROPPED, LiveSession, RewardLine
-from verl_multiturn.records.write.records import NO_SHARE
 from verl_multiturn.records.write.redaction import Redaction
+from verl_multiturn.records.write.share import NO_SHARE
 from verl_multiturn.rollout.life import Life, live
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """How a session ends whose work another project's harness has run and scored, and the error that reports it.
 
-Each bridge has its own `sorting.py`, which finds who caused an end. The four kinds, and the effect of each, are here.
+Each bridge has its own `end_cause.py`, which finds who caused an end. The four kinds, and the effect of each, are here.
 Imports the standard library only: it runs in a harness's own Python.
 """
 

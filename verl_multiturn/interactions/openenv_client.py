@@ -31,7 +31,7 @@ from typing import Any, Literal
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
 from verl_multiturn.calls.outages.causes import next_try_s
 from verl_multiturn.chat.model_text import last_tag, spoken
 from verl_multiturn.clients.chat_endpoint import check_address

@@ -23,7 +23,7 @@ from verl_multiturn.models.export_result import TOOLS, ExportReport, is_schema
 from verl_multiturn.models.location import Model
 from verl_multiturn.observe.metric_files import REWARD, metric_files, read_metrics
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.write.run_file import without_secrets
+from verl_multiturn.records.write.configuration_secrets import without_secrets
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 
 TEMPLATE, GENERATION, CARD = "chat_template.jinja", "generation_config.json", "README.md"

@@ -1,4 +1,4 @@
-"""Return the kind of this process."""
+"""`is_trainer`: whether this process is that of a trainer, in which the run's driver runs."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_multiturn.calls.entry_points import installed_entry, is_reference
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
+from verl_multiturn.calls.loading.entry_points import installed_entry, is_reference
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model

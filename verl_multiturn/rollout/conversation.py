@@ -24,7 +24,7 @@ from verl_multiturn.chat.codec import ChatCodec, Message, assistant_message
 from verl_multiturn.chat.first_prompts import RequiredPart
 from verl_multiturn.chat.images import ReadImages, as_they_are, images_of, tool_content
 from verl_multiturn.chat.parsing.turns import HEADER, AssistantTurn, CallParser, MalformedCall
-from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingCheck, RenderingDifference
+from verl_multiturn.chat.rendering_check import UNEXPLAINED, RenderingCheck, RenderingDifference
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.config import ASSISTANT, USER
 from verl_multiturn.describe import message_of

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from verl_multiturn.chat.codec import Message
 from verl_multiturn.chat.parsing.turns import ToolCall
-from verl_multiturn.chat.rendering import RenderingDifference
+from verl_multiturn.chat.rendering_check import RenderingDifference
 from verl_multiturn.config import USER
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.rollout.engines.protocol import CacheUse

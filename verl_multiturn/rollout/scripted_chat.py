@@ -24,7 +24,7 @@ from verl_multiturn.chat.codec import ChatCodec, Message
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.messages import check_last_speaker, read_messages
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.chat.rendering_check import RenderingCheck
 from verl_multiturn.config import MultiTurnSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError

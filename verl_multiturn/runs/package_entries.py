@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verl_multiturn.calls.entry_points import FOLDERS, InstalledEntry, folder_of, installed_entries, load_place
+from verl_multiturn.calls.loading.entry_points import FOLDERS, InstalledEntry, folder_of, installed_entries, load_place
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.runs.doctor import DoctorFinding
 from verl_multiturn.runs.imports import PACKAGE, Code, import_problem

@@ -24,7 +24,7 @@ _GUEST_MODULES = (
     "seccomp",
     "confine",
     "cell",
-    "mapping",
+    "memory_maps",
     "usage",
     "removal",
     "supervisor",

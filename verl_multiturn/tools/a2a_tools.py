@@ -20,7 +20,7 @@ from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.loading.choice import chosen_names
+from verl_multiturn.tools.loading.tool_filter import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.a2a_extension import KEY, MISSING, URI, call_text, read_schemas
 

@@ -28,7 +28,7 @@ from verl_multiturn.config import read_model
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.json_schema.validators import without_draft
 from verl_multiturn.tools.base import BaseTool, ToolResponse
-from verl_multiturn.tools.loading.choice import chosen_names
+from verl_multiturn.tools.loading.tool_filter import chosen_names
 from verl_multiturn.tools.schema import ToolSchema
 from verl_multiturn.tools.services.mcp_listing import ToolListing
 from verl_multiturn.tools.services.mcp_servers import McpServer

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from verl_multiturn.calls.yaml_text import read_yaml
+from verl_multiturn.calls.loading.yaml_text import read_yaml
 from verl_multiturn.config import with_derived
 from verl_multiturn.paths import read_regular
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from verl_multiturn.syntax import parse_module
-from verl_multiturn.verdicts.expectations import test_names
+from verl_multiturn.verdicts.assertion_literals import test_names
 from verl_multiturn.verdicts.hidden_file import HiddenFile, changed, function_of, words_of
 from verl_multiturn.verdicts.task import PytestVerdict
 

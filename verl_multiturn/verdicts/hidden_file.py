@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from verl_multiturn.verdicts.assertion_literals import ExpectedPart, ExpectedValues, decoys_of, expected_in
 from verl_multiturn.verdicts.decoys import Decoys
-from verl_multiturn.verdicts.expectations import ExpectedPart, ExpectedValues, decoys_of, expected_in
 from verl_multiturn.verdicts.parameters import test_ids
 from verl_multiturn.verdicts.task import PytestVerdict
 

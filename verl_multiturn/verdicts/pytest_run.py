@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from verl_multiturn.verdicts.canaries import SuiteLayout
-from verl_multiturn.verdicts.disturbance import DisturbedError
+from verl_multiturn.verdicts.control_run import DisturbedError
 from verl_multiturn.verdicts.task import PytestVerdict
 from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from verl_multiturn.verdicts.disturbance import DisturbedError
+from verl_multiturn.verdicts.control_run import DisturbedError
 from verl_multiturn.workspaces.tars import read_tar, write_tar
 from verl_multiturn.workspaces.workspace import Workspace
 

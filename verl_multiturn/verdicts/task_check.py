@@ -14,12 +14,12 @@ from typing import TypeVar
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.verdicts.canaries import SuiteLayout, changed, function_of, lay_out, lots, shared
 from verl_multiturn.verdicts.changes import WorkChanges, names_of, why_uncollected
-from verl_multiturn.verdicts.disturbance import DisturbedError
+from verl_multiturn.verdicts.control_run import DisturbedError
 from verl_multiturn.verdicts.hidden_file import candidates, words_of
 from verl_multiturn.verdicts.import_places import exposing, why_never
+from verl_multiturn.verdicts.judge import Judge, Tree, judged_outcomes
 from verl_multiturn.verdicts.script_canary import Canary, canary_runs, named_program, why_no_place
 from verl_multiturn.verdicts.task import PytestVerdict, ScriptVerdict, Task, UnguardedError
-from verl_multiturn.verdicts.verdict import Judge, Tree, judged_outcomes
 
 T = TypeVar("T")
 _BEFORE, _AFTER = "the untouched tree", "the repair"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from verl_multiturn.verdicts.judge import Judge, Verdict
 from verl_multiturn.verdicts.task import Task
-from verl_multiturn.verdicts.verdict import Judge, Verdict
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.threads import ThreadWorkspace
 

@@ -49,9 +49,9 @@ from tests.support.value_attacks import VALUE_ATTACKS
 from tests.support.value_pairs import KINDS, made_pairs, read_pairs
 from tests.support.workspace_attacks import ATTACKS, HONEST, TEST_SH, VERDICTS, Work, task
 from verl_multiturn.errors import MultiTurnError
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import PytestVerdict, Task, read_task
 from verl_multiturn.verdicts.task_check import check_task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import Workspace, WorkspaceError, WorkspacePool

@@ -17,8 +17,8 @@ from typing import Any
 
 from verl_multiturn.task_sets.swe.draw import draw_tasks, settings_for
 from verl_multiturn.task_sets.swe.tasks import SweTask
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import WorkspacePool
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.installed_packages import install
-from verl_multiturn.calls.entry_points import (
+from verl_multiturn.calls.loading.entry_points import (
     InstalledEntries,
     folder_of,
     installed_entries,

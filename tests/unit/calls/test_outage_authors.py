@@ -242,7 +242,7 @@ def test_what_cannot_be_examined_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["sandbox.sandbox.Sandbox", "workspaces.workspace.WorkspacePool", "verdicts.verdict.Judge"]
+    "room", ["sandbox.sandbox.Sandbox", "workspaces.workspace.WorkspacePool", "verdicts.judge.Judge"]
 )
 def test_what_a_program_of_the_models_printed_is_the_models(room: str) -> None:
     """Whatever object a tool has that out of: a model could begin an outage by an unreadable output otherwise."""

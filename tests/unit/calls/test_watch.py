@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-from verl_multiturn.calls.watch import LoopWatch
+from verl_multiturn.calls.loop_blocks import LoopWatch
 
 
 class Noted(LoopWatch):

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from verl_multiturn import ConfigError
-from verl_multiturn.calls.loading import ListFile
-from verl_multiturn.calls.yaml_text import read_yaml, words_of_two_meanings
+from verl_multiturn.calls.loading.list_file import ListFile
+from verl_multiturn.calls.loading.yaml_text import read_yaml, words_of_two_meanings
 
 FILE = ListFile("things_path", "things", "write one", "thing", "rename one")
 

@@ -18,7 +18,7 @@ from verl_multiturn.evaluation.estimates import (
     varied,
     wilson,
 )
-from verl_multiturn.evaluation.student import t_quantile, two_sided_p
+from verl_multiturn.evaluation.student_t import t_quantile, two_sided_p
 
 
 def test_pass_at_k_is_the_share_of_choices_with_a_pass() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.sample_records import SCHEMA, sample_record, sample_session
-from verl_multiturn.evaluation.paths import Paths, paths_of
+from verl_multiturn.evaluation.tool_paths import Paths, paths_of
 
 
 def with_calls(*calls: tuple[str, str, str]) -> dict[str, Any]:

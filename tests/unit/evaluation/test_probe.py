@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.evaluation.paths import Paths
 from verl_multiturn.evaluation.probe import ProbeAdvice, probe, probe_summary, probe_table
 from verl_multiturn.evaluation.results import EvaluatedRow, EvaluatedSample, EvaluatedWeights, Evaluation, Results
+from verl_multiturn.evaluation.tool_paths import Paths
 
 OFFERED = ("calculator",)
 CALLED, NOT, BAD = Paths(OFFERED, OFFERED), Paths(OFFERED), Paths(OFFERED, malformed=True)

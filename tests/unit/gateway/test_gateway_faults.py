@@ -24,9 +24,11 @@ from verl_multiturn.gateway import journal, sessions
 from verl_multiturn.records.read.fates import fates_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import SessionIndex
+from verl_multiturn.records.write import line_file
 from verl_multiturn.records.write import records as record_files
 from verl_multiturn.records.write.locks import is_held
-from verl_multiturn.records.write.records import NO_SHARE, SEEN
+from verl_multiturn.records.write.records import SEEN
+from verl_multiturn.records.write.share import NO_SHARE
 from verl_multiturn.replay.engine import ReplayEngine
 from verl_multiturn.rollout.engines.protocol import Ask, Generation
 from verl_multiturn.rollout.engines.scripted_engine import ScriptedEngine
@@ -69,7 +71,7 @@ async def test_a_record_that_the_disk_does_not_take_is_kept_in_memory(
         key = (await client.start())["api_key"]
         await client.chat(key)
         with monkeypatch.context() as patch:
-            patch.setattr(record_files, call, full)
+            patch.setattr(line_file, call, full)
             monkeypatch.setattr(sessions, "_AGAIN_S", 3600.0)
             for _ in range(2):
                 status, answer = await client.post("/rl/end_session", key)
@@ -92,7 +94,7 @@ async def test_the_gateway_ends_it_itself_when_the_disk_has_room(
         key = (await client.start())["api_key"]
         await client.chat(key)
         with monkeypatch.context() as patch:
-            patch.setattr(record_files, "append", full)
+            patch.setattr(line_file, "append", full)
             assert (await client.post("/rl/end_session", key))[0] == 507
             assert client.gateway.store.running == 1
         await until(lambda: client.gateway.store.running == 0)

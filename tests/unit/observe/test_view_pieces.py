@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.observe.documents import pieces
-from verl_multiturn.observe.documents.pieces import Pieces, find
+from verl_multiturn.observe.documents import token_text
+from verl_multiturn.observe.documents.token_text import Pieces, find
 from verl_multiturn.rollout.scripted_chat import tiny_tokenizer
 
 TINY = Path(__file__).parents[3] / "verl_multiturn" / "rollout" / "tiny_chat"
@@ -51,7 +51,7 @@ def test_a_relative_path_begins_above_the_records(tmp_path: Path, monkeypatch: p
     records = tmp_path / "run" / "records"
     assert find("model", records) is None  # of somebody else's run it lies elsewhere
     assert find(str(tmp_path / "model"), records) is None
-    monkeypatch.setattr(pieces, "is_own", lambda folder: True)
+    monkeypatch.setattr(token_text, "is_own", lambda folder: True)
     assert find("model", records) == tmp_path / "model" / "tokenizer.json"
     monkeypatch.undo()
     (tmp_path / "model").rename(tmp_path / "run" / "model")

@@ -17,7 +17,7 @@ import pytest
 from openai import BadRequestError
 from openai.types.chat import ChatCompletion
 
-from verl_multiturn.harnesses.harbor.trials.sorting import TrialEvents
+from verl_multiturn.harnesses.harbor.trials.end_cause import TrialEvents
 from verl_multiturn.harnesses.mini_swe import play
 
 pytest.importorskip("minisweagent")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from verl_multiturn.records.write.run_file import digest_of_vocabulary, new_start, path_of, without_secrets, write_whole
+from verl_multiturn.records.write.configuration_secrets import without_secrets
+from verl_multiturn.records.write.run_file import digest_of_vocabulary, new_start, path_of, write_whole
 
 
 def test_a_start_orders_by_time_and_holds_no_dash() -> None:

@@ -20,7 +20,7 @@ from verl_multiturn.records.read.scores import rewards_of
 from verl_multiturn.records.read.sessions import RewardLine, SessionIndex, reward_of_session
 from verl_multiturn.records.schema import Record
 from verl_multiturn.records.write.locks import LOCK, HeldError, hold
-from verl_multiturn.records.write.retention import remove_old
+from verl_multiturn.records.write.old_files import remove_old
 from verl_multiturn.records.write.session_joins import join_sessions
 
 

@@ -17,8 +17,7 @@ from verl_multiturn.records import schema
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.joins import JoinedRow, figures, parse_name, table_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.write import records as record_writer
-from verl_multiturn.records.write import step_writer
+from verl_multiturn.records.write import line_file, step_writer
 from verl_multiturn.records.write.step_writer import StepWriter, clock_of
 
 START = "20261126T101500_9f3c2a"
@@ -118,7 +117,7 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(
     writer = StepWriter(tmp_path, START)
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patched:
         patched.setattr(joins, "write", full)
-        patched.setattr(record_writer, "append_lines", full)
+        patched.setattr(line_file, "append_lines", full)
         for step in (1, 2):
             writer.join(False, step, lambda: table_of([row()]))
             writer.line(line(step))
@@ -141,7 +140,7 @@ def test_joins_that_are_written_say_nothing_of_lines_that_are_late(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record_writer, "append_lines", full)
+    monkeypatch.setattr(line_file, "append_lines", full)
     writer = StepWriter(tmp_path, START)
     for step in (1, 2, 3):
         writer.join(False, step, lambda: table_of([row()]))
@@ -157,7 +156,7 @@ def test_lines_that_are_late_until_the_end_are_counted_and_named(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record_writer, "append_lines", full)
+    monkeypatch.setattr(line_file, "append_lines", full)
     writer = StepWriter(tmp_path, START)
     writer.join(False, 1, lambda: table_of([row()]))
     writer.line(line(1))

@@ -27,10 +27,11 @@ from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.rows import columns, row_of
 from verl_multiturn.records.schema_page import models
-from verl_multiturn.records.write import recorder
+from verl_multiturn.records.write import line_file, recorder
 from verl_multiturn.records.write import records as writing
-from verl_multiturn.records.write.records import RecordWriter, in_share
+from verl_multiturn.records.write.records import RecordWriter
 from verl_multiturn.records.write.redaction import Redaction
+from verl_multiturn.records.write.share import in_share
 from verl_multiturn.rollout.life import Life
 
 START = "20261126T101500-5f3a"
@@ -344,12 +345,12 @@ def test_what_is_hidden_still_fits_the_schema() -> None:
 
 def test_a_torn_line_ends_before_the_next(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    writing.append_lines(path, b"1\n")
-    writing.append_lines(path, b"2\n3\n")
-    writing.append(path, b'{"ev')
-    writing.append_lines(path, b"")
+    line_file.append_lines(path, b"1\n")
+    line_file.append_lines(path, b"2\n3\n")
+    line_file.append(path, b'{"ev')
+    line_file.append_lines(path, b"")
     assert path.read_bytes() == b'1\n2\n3\n{"ev'
-    writing.append_lines(path, b"4\n")
+    line_file.append_lines(path, b"4\n")
     assert path.read_bytes() == b'1\n2\n3\n{"ev\n4\n'
 
 

@@ -17,7 +17,7 @@ from verl_multiturn.certificate.receipts import ReceiptingEngine
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.parsing.json_calls import JsonParser
-from verl_multiturn.chat.rendering import RenderingCheck
+from verl_multiturn.chat.rendering_check import RenderingCheck
 from verl_multiturn.errors import EngineError, UnjudgedError
 from verl_multiturn.interactions.running.session import InteractionGate
 from verl_multiturn.records.read.records import read_back

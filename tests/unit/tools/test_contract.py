@@ -54,8 +54,7 @@ from tests.unit.tools.broken_tools import (
     on_any_machine,
 )
 from verl_multiturn import ConfigError, ToolResponse, load_tools
-from verl_multiturn.checking import examination, instruments
-from verl_multiturn.checking import probe as contract_probe
+from verl_multiturn.checking import examination, instruments, trial_calls
 from verl_multiturn.checking.tool_contract import CheckResult, Grade, check_tool, tools_to_check
 from verl_multiturn.cli.main import app
 from verl_multiturn.tools.loading.call_limits import attach_limits
@@ -300,14 +299,14 @@ def test_the_tests_own_tool_is_told_from_a_hanging_one() -> None:
 def test_a_call_has_as_long_as_its_entry_says(limit: float, given: float | None, called: float, ended: float) -> None:
     tool = Sound()
     attach_limits(tool, {"timeout_s": limit}, "tools[0].limits")
-    probe = contract_probe.ToolProbe(tool, {}, given)
+    probe = trial_calls.ToolProbe(tool, {}, given)
     assert (probe.timeout_s, probe.end_s) == (called, ended)
 
 
 def test_the_end_of_a_conversation_has_no_longer_for_it() -> None:
     tool = ReleaseHangs()
     attach_limits(tool, {"timeout_s": 900}, "tools[0].limits")
-    probe = contract_probe.ToolProbe(tool, {}, None)
+    probe = trial_calls.ToolProbe(tool, {}, None)
     probe.end_s = 0.1
     assert str(asyncio.run(probe.call("release", "a")).error) == "no answer within 0.1 s"
 
@@ -330,10 +329,10 @@ def takes_rounds(rounds: int) -> str:
 def test_guessed_numbers_are_small() -> None:
     assert problems(check(takes_rounds)) == []
     schema = {"type": "object", "properties": {"n": {"type": "integer"}, "x": {"type": "number", "maximum": 0.5}}}
-    assert contract_probe.example_arguments({**schema, "required": ["n", "x"]}) == {"n": 1, "x": 0.5}
+    assert trial_calls.example_arguments({**schema, "required": ["n", "x"]}) == {"n": 1, "x": 0.5}
     numbers = [
         value
-        for case in contract_probe.bad_arguments(schema, {"n": 1}).values()
+        for case in trial_calls.bad_arguments(schema, {"n": 1}).values()
         for value in case.values()
         if isinstance(value, int)
     ]

@@ -15,9 +15,9 @@ import pytest
 from tests.conftest import EchoTool
 from tests.idle_loop import hold_up
 from verl_multiturn import ConfigError, ToolContractError
+from verl_multiturn.calls.loop_blocks import CallWatch
 from verl_multiturn.calls.slots import Gates
 from verl_multiturn.calls.tasks import Alarms, done_within
-from verl_multiturn.calls.watch import CallWatch
 from verl_multiturn.chat.parsing.turns import ToolCall
 from verl_multiturn.processes.pool import WorkerPool
 from verl_multiturn.tools.loading.call_limits import attach_limits

@@ -18,7 +18,7 @@ from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.images import CANNOT_BE_SHOWN
 from verl_multiturn.chat.parsing.formats import make_call_parser
 from verl_multiturn.chat.parsing.reasoning import REASONING_MARKS
-from verl_multiturn.chat.rendering import UNEXPLAINED, RenderingDifference
+from verl_multiturn.chat.rendering_check import UNEXPLAINED, RenderingDifference
 from verl_multiturn.rollout.outcome import ConversationRow
 from verl_multiturn.rollout.trajectory import Trajectory
 from verl_multiturn.tools.running.gate import Gate

@@ -14,7 +14,7 @@ from verl_multiturn import ConfigError, Conversation, Limits, Outcome, Request, 
 from verl_multiturn.chat.codec import ChatCodec
 from verl_multiturn.chat.parsing.json_calls import JsonParser
 from verl_multiturn.chat.parsing.turns import AssistantTurn, MalformedCall, ToolCall
-from verl_multiturn.chat.rendering import RenderingDifference
+from verl_multiturn.chat.rendering_check import RenderingDifference
 from verl_multiturn.config import read_settings
 from verl_multiturn.interactions.running.replies import CheckedReply
 from verl_multiturn.observe.metrics import (

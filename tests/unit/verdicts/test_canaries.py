@@ -12,8 +12,8 @@ import pytest
 from tests.support.workspace_attacks import FILES, TESTS, VERDICTS, task
 from verl_multiturn.verdicts.canaries import SuiteLayout, changed, lay_out, lots, shared
 from verl_multiturn.verdicts.changes import WorkChanges
+from verl_multiturn.verdicts.judge import Tree, judged_outcomes
 from verl_multiturn.verdicts.task import PytestVerdict, read_task
-from verl_multiturn.verdicts.verdict import Tree, judged_outcomes
 
 TREE = {path: text.encode() for path, text in FILES.items()}
 ALL = [*VERDICTS["pytest"]["tests"], "tests/test_ops.py::test_label"]

@@ -16,9 +16,9 @@ from tests.support.workspace_attacks import FILES, FIXED, VERDICTS, task
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.verdicts import changes as of_agents
 from verl_multiturn.verdicts.changes import WorkChanges
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task, read_task
 from verl_multiturn.verdicts.task_check import check_task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.tars import TarFiles, write_tar
 from verl_multiturn.workspaces.workspace import Workspace
 

@@ -13,8 +13,8 @@ import pytest
 from tests.support.further_rules import EVERY_RULE
 from tests.support.telling_rules import told_apart
 from tests.support.value_pairs import KINDS, made_pairs
+from verl_multiturn.verdicts.assertion_literals import LiteralPlace, _is_row, _of_approx, _of_places
 from verl_multiturn.verdicts.decoys import EXACT, Decoys, Tolerance
-from verl_multiturn.verdicts.expectations import LiteralPlace, _is_row, _of_approx, _of_places
 from verl_multiturn.verdicts.features import features
 from verl_multiturn.verdicts.subject import Subject
 

@@ -9,10 +9,10 @@ import pytest
 
 from verl_multiturn.errors import OutageError
 from verl_multiturn.sandbox.sandbox import CellResult, Sandbox
-from verl_multiturn.verdicts.disturbance import DisturbedError
+from verl_multiturn.verdicts.control_run import DisturbedError
+from verl_multiturn.verdicts.judge import unpack
 from verl_multiturn.verdicts.pytest_run import read_report
 from verl_multiturn.verdicts.script_run import read_reward
-from verl_multiturn.verdicts.verdict import unpack
 
 
 def lines(*entries: object) -> bytes:

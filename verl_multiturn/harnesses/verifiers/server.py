@@ -9,7 +9,7 @@ verifiers import it again in each process, 9 to 17 s of a processor. Of `EnvServ
 
 The worker sends lines of JSON. The first is `{"env": NAME}`. Then, with a number `n` of its own each:
 - `{"n": 1, "play": {"task": …, "base_url": …, "environment": {…}}}` plays an episode; its answer is
-  `{"n": 1, "end": {…}}`, with `sorting.EpisodeEnd`;
+  `{"n": 1, "end": {…}}`, with `end_cause.EpisodeEnd`;
 - `{"n": 1, "cancel": true}` ends it. Its answer is the episode's, `{"n": 1, "end": null}`;
 - `{"n": 2, "tasks": [0, 16]}` asks for tasks by their positions, without the last; its answer is
   `{"n": 2, "rows": […]}` or `{"n": 2, "problem": …}`.
@@ -35,8 +35,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from verl_multiturn.errors import ConfigError
+from verl_multiturn.harnesses.verifiers.end_cause import EpisodeEnd, EpisodeEvents, Fault, SeatTrace, end_of
 from verl_multiturn.harnesses.verifiers.imports import config_of, import_verifiers
-from verl_multiturn.harnesses.verifiers.sorting import EpisodeEnd, EpisodeEvents, Fault, SeatTrace, end_of
 
 _MOST_LINE = 2**26
 _KEY = "VERL_MULTITURN_NO_KEY"

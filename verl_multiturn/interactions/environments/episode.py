@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_multiturn.calls.loading import import_module, resolve
+from verl_multiturn.calls.loading.dotted_names import import_module, resolve
 from verl_multiturn.describe import describe, message_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.actions import UnreadableError, read_action

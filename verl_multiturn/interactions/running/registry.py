@@ -8,8 +8,8 @@ The file has the form that verl had:
         config: {size: 5}
         limits: {timeout_s: 20, concurrency: 64}
 
-`class_name` may be the reference of an installed package's class, too (`calls/entry_points.py`). `name` may be omitted:
-it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
+`class_name` may be the reference of an installed package's class, too (`calls/loading/entry_points.py`). `name` may be
+omitted: it is the class's name in lower case, without `Interaction` at its end. `limits` are ours.
 A class may derive from our `Interaction`, or be one that was written for verl 0.4 to 0.6 (`old_verl/classes.py`).
 """
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_multiturn.calls.limits import CallLimits, set_limits
-from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve_class
+from verl_multiturn.calls.loading.dotted_names import resolve_class
+from verl_multiturn.calls.loading.list_file import ListFile, check_keys, construct
 from verl_multiturn.chat.messages import check_last_speaker, plain, read_messages
 from verl_multiturn.describe import did_you_mean, show, unbound
 from verl_multiturn.errors import ConfigError

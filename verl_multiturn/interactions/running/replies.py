@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from verl_multiturn.calls.metrics import plain_metrics
 from verl_multiturn.chat.clipping import shorten
@@ -17,9 +14,8 @@ from verl_multiturn.config import ASSISTANT, USER
 from verl_multiturn.describe import show
 from verl_multiturn.errors import InteractionContractError
 from verl_multiturn.interactions.base import Reply
+from verl_multiturn.interactions.running.state_digest import state_digest
 from verl_multiturn.rows.reward_numbers import USABLE, NoNumberError, UnusableNumberError, as_reward, plain_scalar
-
-_DEEPEST = 20
 
 
 class InteractionFailedError(Exception):
@@ -74,7 +70,7 @@ def read_reply(name: str, method: str, returned: Any, most_characters: int) -> C
         None if returned.reward is None else read_number(name, method, returned.reward),
         _flag(returned.done, f"{where} done"),
         _flag(returned.truncated, f"{where} truncated"),
-        None if returned.state is None else _digest(returned.state, f"{where} state"),
+        None if returned.state is None else state_digest(returned.state, f"{where} state"),
         plain_metrics(name, returned.metrics, "interaction"),
         _names(returned.shows, method, f"{where} shows"),
     )
@@ -138,32 +134,3 @@ def _flag(value: Any, where: str) -> bool:
     if not isinstance(flag, bool):
         raise InteractionContractError(f"{where} is {show(value)}; give True or False")
     return flag
-
-
-def _digest(state: Any, where: str) -> str:
-    return hashlib.blake2b(
-        _canonical(state, where, _DEEPEST).encode(errors="surrogatepass"), digest_size=16
-    ).hexdigest()
-
-
-def _canonical(state: Any, where: str, depth: int) -> str:
-    """Return a text that is the same for equal states in every process, and different for states that differ.
-
-    `hash` will not do: it differs from process to process. Nor will `repr`: it may hold an address.
-    """
-    if isinstance(state, np.generic):
-        state = state.item()
-    if isinstance(state, float) and state.is_integer():
-        state = int(state)  # equal numbers are equal states: 1, 1.0 and True
-    if state is None or isinstance(state, int | float | str | bytes):
-        if isinstance(state, int):
-            return f"n:{int(state):x}"  # in decimals Python writes no number of more than 4,300 digits
-        return f"{'n' if isinstance(state, float) else type(state).__name__}:{state!r}"
-    if depth and isinstance(state, tuple | frozenset):
-        parts = [_canonical(part, where, depth - 1) for part in state]
-        if isinstance(state, frozenset):
-            return "{" + ",".join(sorted(parts)) + "}"
-        return "(" + ",".join(parts) + ")"
-    raise InteractionContractError(
-        f"{where} is {show(state)}; give text, bytes, a number, or a tuple or frozenset of these"
-    )

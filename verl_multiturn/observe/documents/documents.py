@@ -22,10 +22,10 @@ from verl_multiturn.observe.documents.excerpts import EXCERPTS, excerpts_of
 from verl_multiturn.observe.documents.flips import flips_of
 from verl_multiturn.observe.documents.folder import SETTINGS, RunDocuments
 from verl_multiturn.observe.documents.join_rows import joined_rows
-from verl_multiturn.observe.documents.pieces import Pieces, find
 from verl_multiturn.observe.documents.roles import roles_of
 from verl_multiturn.observe.documents.steps import lines_of
 from verl_multiturn.observe.documents.timeline import timeline
+from verl_multiturn.observe.documents.token_text import Pieces, find
 from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.records.index.query import parse
 from verl_multiturn.records.index.rows import HIDDEN

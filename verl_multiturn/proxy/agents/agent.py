@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
 from verl_multiturn.chat.messages import plain as without_nulls
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError, is_coroutine_method
-from verl_multiturn.calls.loading import resolve
+from verl_multiturn.calls.loading.dotted_names import resolve
 from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError

@@ -40,12 +40,12 @@ from verl_multiturn.records.index.rows import (
 )
 from verl_multiturn.records.index.sources import Sources
 from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.contradictions import score_fault
 from verl_multiturn.records.read.fates import fates, start_of, undone_joins
 from verl_multiturn.records.read.files import LINES as LINES_END
 from verl_multiturn.records.read.files import PACKED, STEPS, RecordFile
 from verl_multiturn.records.read.joins import FOLDER, JoinName, is_of, no_join, parse_name, read_one, refusal
 from verl_multiturn.records.read.lines import read_object
-from verl_multiturn.records.read.oddities import score_fault
 from verl_multiturn.records.read.records import Records, StoredRecord
 from verl_multiturn.records.read.repeats import repeat_fault
 from verl_multiturn.records.read.scores import each_once

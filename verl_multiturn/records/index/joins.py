@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from verl_multiturn.records import schema
 from verl_multiturn.records.index.rows import JOIN, SCHEMA
-from verl_multiturn.records.read.oddities import are_close, place_fault, unbegun_fault
+from verl_multiturn.records.read.contradictions import are_close, place_fault, unbegun_fault
 from verl_multiturn.records.read.scores import acc_of, rewards_in_each
 
 OF_JOIN = (

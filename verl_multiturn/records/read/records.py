@@ -29,6 +29,7 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import line_of
 from verl_multiturn.records.read import joins
+from verl_multiturn.records.read.contradictions import are_close, score_fault
 from verl_multiturn.records.read.files import (
     LINES,
     OPEN,
@@ -42,7 +43,6 @@ from verl_multiturn.records.read.files import (
 )
 from verl_multiturn.records.read.lines import alone_if_large, fitted, read_lines, read_object, require_schema
 from verl_multiturn.records.read.members import Member, member_at, read_members
-from verl_multiturn.records.read.oddities import are_close, score_fault
 from verl_multiturn.records.read.repeats import Repeats
 from verl_multiturn.records.read.sessions import LiveSession, SessionIndex
 from verl_multiturn.records.rows import checked

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.records.read.oddities import place_fault, unbegun_fault
+from verl_multiturn.records.read.contradictions import place_fault, unbegun_fault
 from verl_multiturn.records.summaries import HAS_RECORD
 
 _BITS = {event: 1 << at for at, event in enumerate(("begin", "end", "cancel", "raise", "drop"))}

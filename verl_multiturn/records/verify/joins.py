@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from verl_multiturn.certificate.check import SAMPLED, Violation
 from verl_multiturn.describe import show
 from verl_multiturn.records.read import joins
-from verl_multiturn.records.read.oddities import are_close
+from verl_multiturn.records.read.contradictions import are_close
 from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.summaries import summary_of
 

@@ -35,7 +35,7 @@ from verl_multiturn.records.read.lines import LONGEST_LINE, read_object
 from verl_multiturn.records.read.members import Member, read_members
 from verl_multiturn.records.read.sessions import SessionIndex
 from verl_multiturn.records.write.locks import LOCK, HeldError, hold, is_held
-from verl_multiturn.records.write.retention import remove_joined
+from verl_multiturn.records.write.old_files import remove_joined
 
 _HALF = re.compile(r"\..+\.[0-9a-f]{16}|.+\.open\.new")
 """Files that a kill left before they were whole."""

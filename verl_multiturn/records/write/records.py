@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gzip
-import hashlib
 import os
 import secrets
 import socket
@@ -29,18 +28,17 @@ from verl_multiturn.records import schema
 from verl_multiturn.records.json_text import dumps, line_of, plain
 from verl_multiturn.records.read.lines import defaults
 from verl_multiturn.records.summaries import summary_of
+from verl_multiturn.records.write import line_file
 from verl_multiturn.records.write.background import CLOSE_S, BackgroundWriter, Losses
 from verl_multiturn.records.write.redaction import Decode, Redaction
+from verl_multiturn.records.write.share import NO_SHARE, in_share
+from verl_multiturn.records.write.size_limit import FolderRoom
 
 MEMBER_RECORDS, MEMBER_BYTES, MEMBER_S = 32, 1_000_000, 1.0
 """A gzip member holds at most so many records, bytes before compression, or seconds of records."""
 _MOST_RECORDS, _MOST_LINES = 1_000, 100_000
 """So many records wait to be written; further ones are lost. So many lines are kept while the disk is full."""
-_LOOK_S = 10.0
-"""How often the folder's size is looked at, with `max_gb`."""
 
-NO_SHARE = "its group is not in record_share"
-"""Why a record is not kept that was not drawn."""
 SEEN = "a rule of record_redact hits its token ids"
 """Why a record is not kept whose ids would show hidden texts."""
 
@@ -101,8 +99,8 @@ class RecordWriter:
         self._records, lines = path / f"{self.stem}.jsonl.gz", path / f"{self.stem}.lines.jsonl"
         self._open = path / f"{self.stem}.open.json"
         lines.open("xb").close()  # fail now, at the start of the run, when the path is wrong
-        self._lines = LineFile(lines, "conversations", _MOST_LINES)
-        self._room = _Room(path, max_gb)
+        self._lines = line_file.LineFile(lines, "conversations", _MOST_LINES)
+        self._room = FolderRoom(path, max_gb)
         self._losses = Losses("records of conversations", self._records)
         self._background: BackgroundWriter[_Item | None] = BackgroundWriter(
             "records",
@@ -251,10 +249,10 @@ class RecordWriter:
             return None
         try:
             data = gzip.compress(b"".join(made.text for made in member), compresslevel=6, mtime=0)
-            offset = append(self._records, data)
+            offset = line_file.append(self._records, data)
             if any(made.item.kept is not None for made in member):
                 try:
-                    sync(self._records)
+                    line_file.sync(self._records)
                 except OSError:
                     os.truncate(self._records, offset)
                     raise
@@ -307,104 +305,6 @@ def _without_record(item: _Item, why: str) -> _Item:
     return _Item({**item.line, "event": "drop", "why": why}, None)
 
 
-class LineFile:
-    """A file of lines, and those that it could not take yet: they are written with the next ones, or lost at the end.
-
-    Args:
-        path: The file; it is created where it does not exist.
-        what: The subject of its lines, in the plural, such as `steps`.
-        most: The most lines that are held; None: no limit. The oldest ones are lost first.
-    """
-
-    def __init__(self, path: Path, what: str, most: int | None = None) -> None:
-        self.path, self._most = path, most
-        self._losses = Losses(f"lines of {what}", path)
-        self._held: list[bytes] = []
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether there are lines that the file has not taken yet."""
-        return bool(self._held)
-
-    def hold(self, lines: Sequence[bytes]) -> None:
-        """Take lines that are to be written next."""
-        self._held += lines
-
-    def write(self) -> None:
-        """Append the lines that are held.
-
-        Raises:
-            OSError: They cannot be written, and are held; those beyond `most` are lost.
-        """
-        if not self._held:
-            return
-        try:
-            append_lines(self.path, b"".join(self._held))
-        except OSError as error:
-            if self._most is not None and (many := len(self._held) - self._most) > 0:
-                del self._held[:many]
-                self._losses.add(describe(error), many)
-            raise
-        self._held = []
-        self._losses.end()
-
-    def end(self) -> None:
-        """Write the held lines for the last time, and report how many lines are lost; called when no more come."""
-        try:
-            self.write()
-        except OSError as error:
-            self._losses.last(describe(error), len(self._held))
-
-
-def sync(path: Path) -> None:
-    """Have the disk take a file and its name in the folder for good; called before somebody is promised that.
-
-    Raises:
-        OSError: It cannot.
-    """
-    for each, flags in ((path, os.O_RDWR), (path.parent, os.O_RDONLY)):
-        handle = os.open(each, flags)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def append_lines(path: Path, data: bytes) -> int:
-    """Append lines to a file as `append` does; a line that a kill has torn ends before them.
-
-    Raises:
-        OSError: They cannot be written.
-    """
-    return append(path, data, after_torn=b"\n")
-
-
-def append(path: Path, data: bytes, after_torn: bytes = b"") -> int:
-    """Append to a file, and return where the data begin. Nothing of the data stays when it cannot be written whole.
-
-    Args:
-        path: The file; it is created where it does not exist.
-        data: The bytes to append.
-        after_torn: The bytes to write before the data where the file does not end with them; "": nothing.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    with path.open("a+b", buffering=0) as file:
-        start = file.seek(0, os.SEEK_END)
-        if data and after_torn and start:
-            file.seek(start - len(after_torn))
-            if file.read() != after_torn:
-                data = after_torn + data
-        try:
-            while data:
-                data = data[file.write(data) :]
-        except OSError:
-            file.truncate(start)
-            raise
-    return start
-
-
 def _lean(line: Line) -> Line:
     """Return a line without the entries that have their defaults; they would be most of it."""
     lean = {name: value for name, value in line.items() if value != _DEFAULTS.get(name, _NONE)}
@@ -417,32 +317,5 @@ _NONE = object()
 _DEFAULTS, _SUMMARY = defaults(schema.ConversationLine), defaults(schema.Summary)
 
 
-def in_share(uid: str, share: float) -> bool:
-    """Return whether a group's records are kept; the same in all processes."""
-    drawn = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(drawn) < share * (1 << 64)
-
-
 def _with(event: str, line: Mapping[str, Any]) -> Line:
     return {"event": event, "at": time.time(), **line}
-
-
-class _Room:
-    """The rest of the folder's limit, checked now and then."""
-
-    def __init__(self, folder: Path, max_gb: float | None) -> None:
-        self._folder, self._most = folder, None if max_gb is None else max_gb * 1e9
-        self._there, self._looked = 0, float("-inf")
-        self.written = 0
-
-    def took(self, size: int) -> None:
-        self._there += size
-        self.written += size
-
-    def is_full(self) -> bool:
-        if self._most is None:
-            return False
-        if time.monotonic() - self._looked > _LOOK_S:
-            self._looked = time.monotonic()
-            self._there = sum(path.stat().st_size for path in self._folder.glob("*.jsonl.gz"))
-        return self._there >= self._most

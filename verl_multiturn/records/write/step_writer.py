@@ -24,7 +24,7 @@ from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.files import STEPS
 from verl_multiturn.records.write import run_file
 from verl_multiturn.records.write.background import BackgroundWriter, Losses
-from verl_multiturn.records.write.records import LineFile
+from verl_multiturn.records.write.line_file import LineFile
 
 _MOST_JOINS = 3
 """So many joins wait, besides the one that is being written."""

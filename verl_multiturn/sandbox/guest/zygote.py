@@ -28,7 +28,7 @@ import socket
 import sys
 from typing import Any
 
-from . import cell, mapping, removal, seccomp, supervisor, syscalls
+from . import cell, memory_maps, removal, seccomp, supervisor, syscalls
 
 
 def main(channel_fd: int, spec_json: str) -> None:
@@ -52,7 +52,7 @@ def main(channel_fd: int, spec_json: str) -> None:
         spec["zygote_memory"] = int(statm.read().split()[0]) * resource.getpagesize()
     with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as score:
         score.write("1000")  # when memory runs out, the kernel ends sandboxes first
-    mapping.install()
+    memory_maps.install()
     cell.warm_up()
     _hide_the_runner()
     gc.collect()

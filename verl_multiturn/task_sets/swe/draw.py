@@ -25,9 +25,9 @@ from verl_multiturn.task_sets.swe.mutations import Mutation, drawn_mutations
 from verl_multiturn.task_sets.swe.packages import Package
 from verl_multiturn.task_sets.swe.tasks import SweTask, installed
 from verl_multiturn.task_sets.swe.trials import TrialOutcome, needed_packages, run_tests
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import PytestVerdict, UnguardedError
 from verl_multiturn.verdicts.task_check import check_task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.workspace import WorkspacePool
 

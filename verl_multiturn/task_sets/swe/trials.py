@@ -1,7 +1,7 @@
 """Trials: a package's tests run on a tree of it, with the outcome of each, while tasks are prepared.
 
 No model has seen these trees, so the tests' own report is believed. A tree from a model is scored by
-`verdicts/verdict.py` instead.
+`verdicts/judge.py` instead.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each entry of the file has one of six keys, which gives its kind:
 
-- `tool`: a class or a typed function of an installed package, by its reference (`calls/entry_points.py`);
+- `tool`: a class or a typed function of an installed package, by its reference (`calls/loading/entry_points.py`);
 - `class_name`: a class with the four methods of `BaseTool`, ours or verl's, with `config` and `tool_schema`;
 - `function`: a typed function (`tools/loading/functions.py`);
 - `toolset`: a function that returns many tools, with `config` for its arguments;
@@ -21,8 +21,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.calls.entry_points import is_reference
-from verl_multiturn.calls.loading import ListFile, check_keys, construct, resolve, resolve_class
+from verl_multiturn.calls.loading.dotted_names import resolve, resolve_class
+from verl_multiturn.calls.loading.entry_points import is_reference
+from verl_multiturn.calls.loading.list_file import ListFile, check_keys, construct
 from verl_multiturn.describe import did_you_mean, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool

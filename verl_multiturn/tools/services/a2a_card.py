@@ -16,7 +16,7 @@ from verl_multiturn.clients.http_connections import open_client, remedy, route_t
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.services.a2a_http import BoundedClient
-from verl_multiturn.tools.services.variables import expand, header, shown
+from verl_multiturn.tools.services.environment_variables import expand, header, shown
 
 BINDING = "JSONRPC"
 """The one binding of A2A that this client speaks."""

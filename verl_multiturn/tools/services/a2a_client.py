@@ -40,13 +40,13 @@ from verl_multiturn.tools.services.a2a_answers import Progress
 from verl_multiturn.tools.services.a2a_card import BINDING, A2aSettings, message_address
 from verl_multiturn.tools.services.a2a_extension import END
 from verl_multiturn.tools.services.a2a_http import AgentClient, MessageRefusedError
+from verl_multiturn.tools.services.environment_variables import header
 from verl_multiturn.tools.services.http_client import (
     MAX_CONNECTIONS,
     ServiceFailedError,
     UnavailableError,
     is_there,
 )
-from verl_multiturn.tools.services.variables import header
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_multiturn.clients.http_connections import route_to
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.tools.services.variables import expand, header, shown
+from verl_multiturn.tools.services.environment_variables import expand, header, shown
 
 _OWN = re.compile(r"\$\{(conversation\.[^}]*)\}")
 FOLDER = "${conversation.folder}"

@@ -30,10 +30,10 @@ from verl_multiturn.clients.http_connections import open_client, route_to, say_s
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.processes import guard
+from verl_multiturn.tools.services.environment_variables import expand
 from verl_multiturn.tools.services.http_client import LateError, UnavailableError
 from verl_multiturn.tools.services.mcp_listing import ToolListing
 from verl_multiturn.tools.services.mcp_settings import ConversationValues, McpSettings, check_program
-from verl_multiturn.tools.services.variables import expand
 
 _MOST_PAGES = 100
 _LONGEST_EVENT = 256 * 1024 * 1024

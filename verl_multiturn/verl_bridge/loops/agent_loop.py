@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from verl_multiturn.calls.watch import CallWatch
+from verl_multiturn.calls.loop_blocks import CallWatch
 from verl_multiturn.chat.images import as_they_are
 from verl_multiturn.tools.loading.registry import schema_of
 from verl_multiturn.verl_bridge.closing import close_at_end

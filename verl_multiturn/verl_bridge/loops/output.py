@@ -33,7 +33,7 @@ from verl_multiturn.rollout.transcript import transcript_of
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
-from verl_multiturn.verl_bridge.loops.told import TurnEnd, ends_of, told_of, values_of_turns
+from verl_multiturn.verl_bridge.loops.reward_fields import TurnEnd, ends_of, told_of, values_of_turns
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATS

@@ -14,7 +14,7 @@ from verl_multiturn.calls.slots import Gates
 from verl_multiturn.certificate.receipts import Receipt, ReceiptingEngine, Receipts
 from verl_multiturn.chat.images import Vision, load_images
 from verl_multiturn.chat.parsing.turns import CallParser
-from verl_multiturn.chat.rendering import RenderingDifference
+from verl_multiturn.chat.rendering_check import RenderingDifference
 from verl_multiturn.chat.tir import STOP_PATTERN, TIR
 from verl_multiturn.config import BOXED, USER
 from verl_multiturn.errors import ConfigError

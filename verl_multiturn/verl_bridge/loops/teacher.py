@@ -11,10 +11,11 @@ S is the row's number of tokens. Entry i is about token i + 1, the last one abou
 row's own token, or `distillation_loss.topk`, and the ids are the teacher's likeliest.
 
 Invariants:
+- the rows of a validation are scored by no teacher;
 - a row is scored by itself, also where it shares a prefix with another one: verl asks for the log-probs of all of its
   tokens, so that a teacher's cache is not read;
-- no row is stored without the columns, and nothing takes their place: an answer that cannot be used ends the run, and
-  an outage of the teacher makes the conversation wait, and then fail;
+- no row of a training is stored without the columns, and nothing takes their place: an answer that cannot be used ends
+  the run, and an outage of the teacher makes the conversation wait, and then fail;
 - all tokens have finite log-probs, those that are not trained, too: verl multiplies by the mask, and infinity times 0
   is NaN.
 """
@@ -88,7 +89,7 @@ class TeacherRows:
         self._slots = asyncio.Semaphore(at_once)
         self._width, self._words = width, words
 
-    async def ask(self, outputs: Sequence[Any], ask: Ask) -> None:
+    async def ask(self, outputs: Sequence[Any], ask: Ask, validate: bool = False) -> None:
         """Ask about every row of a conversation, all at once, and check the answers.
 
         After an outage it asks about those rows alone that have no answer.
@@ -96,12 +97,15 @@ class TeacherRows:
         Args:
             outputs: The conversation's rows.
             ask: Asks about one of them, as verl does.
+            validate: Whether it is a conversation of a validation: no teacher is asked then.
 
         Raises:
             OutageError: No server answered, for longer than `outage.stop_s` or in several attempts.
             TeacherContractError: An answer does not belong to its row, or has a number that is none, or was cut off in
                 several attempts.
         """
+        if validate:  # no loss is computed from its rows
+            return
         conversation = str(getattr(outputs[-1], "stats", {}).get("request_id", id(outputs[-1])))
 
         left_s = {id(output): self._stop_s for output in outputs}

@@ -18,7 +18,7 @@ from verl_multiturn.chat.content_check import reasoning_left_out
 from verl_multiturn.chat.control_tokens import Firewall
 from verl_multiturn.chat.encoding import SeamEncoder
 from verl_multiturn.chat.images import load_images
-from verl_multiturn.chat.rendering import RenderingCheck, RenderingDifference
+from verl_multiturn.chat.rendering_check import RenderingCheck, RenderingDifference
 from verl_multiturn.chat.template import SCHEMA, Template, examine_template
 from verl_multiturn.chat.template_form import MessageError
 from verl_multiturn.chat.template_rules import Rule

@@ -27,8 +27,8 @@ from verl_multiturn.config import PATH
 from verl_multiturn.describe import describe
 from verl_multiturn.errors import ConfigError, EngineError
 from verl_multiturn.gateway.app import Gateway
-from verl_multiturn.gateway.candidate import changed
 from verl_multiturn.gateway.deploy import Deployer
+from verl_multiturn.gateway.deployment_check import changed
 from verl_multiturn.gateway.engine import DeployedEngine
 from verl_multiturn.gateway.files import GatewaySettings
 from verl_multiturn.models.evaluation_model import EvaluatedModel

@@ -22,7 +22,6 @@ from verl_multiturn.errors import MultiTurnError
 from verl_multiturn.runs.compose import expand_homes
 from verl_multiturn.runs.ray_start import require_places
 from verl_multiturn.runs.run_folder import OwnFiles
-from verl_multiturn.verl_bridge.startup.derive import complete, copy_settings, make_absolute, move_old_key, unify_name
 from verl_multiturn.verl_bridge.startup.own_code import check_own_code, has_other_environment
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals import (
@@ -35,6 +34,13 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     WITHOUT_ROWS,
 )
 from verl_multiturn.verl_bridge.startup.refusals.files import models_of
+from verl_multiturn.verl_bridge.startup.setting_changes import (
+    complete,
+    copy_settings,
+    make_absolute,
+    move_old_key,
+    unify_name,
+)
 from verl_multiturn.verl_bridge.startup.table import check
 from verl_multiturn.verl_bridge.startup.versions import check_versions
 from verl_multiturn.verl_bridge.startup.view import RunView

@@ -15,10 +15,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.import_utils import resolve_config_path
 
-from verl_multiturn.calls.yaml_text import read_yaml
+from verl_multiturn.calls.loading.yaml_text import read_yaml
 from verl_multiturn.describe import describe
 from verl_multiturn.records.schema import SCHEMA
-from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary, without_secrets
+from verl_multiturn.records.write.configuration_secrets import without_secrets
+from verl_multiturn.records.write.run_file import digest, digest_of_vocabulary
 from verl_multiturn.runs.imports import PACKAGE
 from verl_multiturn.verl_bridge.settings import settings_of
 

@@ -211,8 +211,8 @@ class MultiTurnWorker(_VerlWorker):
         their end, so that nothing is written after a cancellation.
         """
         await self._compute_score(outputs, columns)
-        if self.distillation_enabled and not validate:
-            await self._teacher.ask(outputs, partial(self._ask_teacher, columns=columns))
+        if self.distillation_enabled:
+            await self._teacher.ask(outputs, partial(self._ask_teacher, columns=columns), validate)
         with during("store"):
             rows = finished_rows(outputs, columns, self._model_inputs, self._kept_columns)
             await self._puts.put(rows, VALIDATION if validate else TRAIN)

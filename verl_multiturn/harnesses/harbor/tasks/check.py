@@ -12,9 +12,9 @@ from pathlib import Path
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.harbor.tasks.folder import HarborFolder, for_tests, read_folder
 from verl_multiturn.verdicts.changes import WorkChanges, collect
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task
 from verl_multiturn.verdicts.task_check import check_task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 from verl_multiturn.workspaces.tars import write_tar
 from verl_multiturn.workspaces.workspace import WorkspaceError, WorkspacePool

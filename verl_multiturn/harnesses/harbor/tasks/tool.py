@@ -30,8 +30,8 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.harnesses.harbor.tasks.folder import for_tests
 from verl_multiturn.tools.bash import BashTool
 from verl_multiturn.tools.schema import ToolSchema
+from verl_multiturn.verdicts.judge import Judge
 from verl_multiturn.verdicts.task import Task, read_task
-from verl_multiturn.verdicts.verdict import Judge
 from verl_multiturn.workspaces.settings import WorkspaceSettings
 
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.harnesses.harbor.trials.sorting import Lost
+from verl_multiturn.harnesses.harbor.trials.end_cause import Lost
 from verl_multiturn.harnesses.owners import is_left
 
 ENGINES = ("docker", "podman")

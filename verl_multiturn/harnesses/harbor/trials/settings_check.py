@@ -58,7 +58,7 @@ def _environment(settings: Mapping[str, Any], where: str) -> None:
     from harbor.environments.factory import EnvironmentFactory
     from harbor.models.environment_type import EnvironmentType
 
-    from verl_multiturn.harnesses.harbor.trials.sorting import WORKSPACE
+    from verl_multiturn.harnesses.harbor.trials.end_cause import WORKSPACE
 
     name = settings["environment"]
     known = [each.value for each in EnvironmentType]

@@ -6,7 +6,7 @@ The row is `{"task": …, "trial": name, "settings": …, "folder": …}`, which
 `TrialConfig.task` of Harbor has it, and the settings of `HarborSettings`. Address and key of the model are those of the
 session. They reach the harness by its environment alone, where Harbor looks for them, also inside a container.
 
-Events are noted while the trial runs (`_TrialLog`), and `sorting.py` decides who caused its end.
+Events are noted while the trial runs (`_TrialLog`), and `end_cause.py` decides who caused its end.
 
 Imports the standard library, Harbor, and modules of this package that need no more than the standard library.
 """
@@ -35,8 +35,9 @@ from harbor.trial.hooks import TrialEvent
 from harbor.trial.trial import Trial
 
 from verl_multiturn.harnesses.ends import AgentFailedError, reward_of
+from verl_multiturn.harnesses.harbor.trials.control_run import after_control, control_config
+from verl_multiturn.harnesses.harbor.trials.end_cause import WORKSPACE, Lost, Phase, TrialEnd, TrialEvents, end_of
 from verl_multiturn.harnesses.harbor.trials.engines import disk_problem, ensure_image, kill_container, lost_container
-from verl_multiturn.harnesses.harbor.trials.sorting import WORKSPACE, Lost, Phase, TrialEnd, TrialEvents, end_of
 
 _CLEANING_S = 6.0
 """Seconds before the session's end in which a trial that is late removes its environments."""
@@ -81,17 +82,7 @@ async def judge(row: Mapping[str, Any], addresses: Mapping[str, str], deadline: 
     folder = config.trials_dir / config.trial_name
     try:
         end = end_of(await _story(config, deadline))
-        if not end.needs_control:
-            return end
-        control = config.model_copy(deep=True)
-        control.trials_dir = folder / "control"
-        control.agent = type(config.agent)(name="nop")
-        story = await _story(control, deadline)
-        if story.late or not end_of(story).needs_control:
-            return end
-        return TrialEnd(
-            "unjudged", problem=f"{end.problem}; nor does it where no agent has been: {end_of(story).problem}"
-        )
+        return await after_control(end, lambda: _story(control_config(config, folder), deadline))
     finally:
         if not row["settings"].get("keep_trials"):
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from verl_multiturn.rows.checks import unscored
 from verl_multiturn.rows.files import read_rows
-from verl_multiturn.rows.scores import unscored
 from verl_multiturn.verl_bridge.names import NUMBERED_ROWS, PROXY_LOOP, RECORDED_LOOP
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView

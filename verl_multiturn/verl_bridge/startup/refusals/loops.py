@@ -26,7 +26,7 @@ from verl_multiturn.tools.loading.kwargs import SHOWN
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, ROLLOUT
 from verl_multiturn.verl_bridge.settings import own_loops, settings_of
-from verl_multiturn.verl_bridge.startup.derive import IMAGES, OLD_KEY
+from verl_multiturn.verl_bridge.startup.setting_changes import IMAGES, OLD_KEY
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow, set_beside
 from verl_multiturn.verl_bridge.startup.view import RunView, local_model
 

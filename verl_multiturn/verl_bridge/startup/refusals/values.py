@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_multiturn.advantages.estimators import ESTIMATORS, is_own_function
 from verl_multiturn.advantages.function import GROUP
-from verl_multiturn.calls.entry_points import installed_entry, is_reference
+from verl_multiturn.calls.loading.entry_points import installed_entry, is_reference
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.verl_bridge.names import TURN_LOSS

@@ -8,8 +8,8 @@ In this order:
    its first completion the session is trained with `error_reward`, before it the session is invalid;
 5. a verifier whose own environment did not start, or was ended from outside, is **unjudged**;
 6. a verifier that was late, crashed or wrote no reward may have done so because of the work that it scores, which is
-   the model's to choose. So it scores an untouched environment once more (`control`). Only if it fails there, too, is
-   it the verifier's fault, and the session **unjudged**; otherwise the agent has failed;
+   the model's to choose. So it scores an untouched environment once more (`control_run.py`). Only if it fails
+   there, too, is it the verifier's fault, and the session **unjudged**; otherwise the agent has failed;
 7. anything else is the verifier's **reward**.
 
 Imports the standard library only.

@@ -9,8 +9,7 @@
 Invariants:
 - no test runs where the agent worked;
 - an end that a model can cause (late, a flood, a crash, too much, a syntax error, a deleted file) is reward 0, and
-  valid. A run that comes to no verdict is the model's doing if the same tests come to one on the untouched original.
-  Else the cause is unknown, and `UnjudgedError` is raised. So a model cannot choose to be invalid;
+  valid. A run that comes to no verdict is tried again on the untouched original (`control_run.py`);
 - a reward is paid only if it was paid twice, in two fresh workspaces, with the same number.
 """
 
@@ -22,6 +21,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from verl_multiturn.errors import ConfigError, UnjudgedError
@@ -31,7 +31,7 @@ from verl_multiturn.sandbox.settings import SandboxSettings
 from verl_multiturn.verdicts.calls import CallJudge, CallTally, expect_done
 from verl_multiturn.verdicts.canaries import SuiteLayout, changed, lay_out, lots
 from verl_multiturn.verdicts.changes import WorkChanges, collect
-from verl_multiturn.verdicts.disturbance import DisturbedError
+from verl_multiturn.verdicts.control_run import DisturbedError, after_control
 from verl_multiturn.verdicts.hidden_file import words_of
 from verl_multiturn.verdicts.pytest_run import run_pytest
 from verl_multiturn.verdicts.script_canary import Canary
@@ -201,14 +201,10 @@ class Judge:
         return first, why
 
     async def _judged(self, task: Task, left: WorkChanges, drawn: Callable[[bool], bool]) -> tuple[float, str]:
-        try:
-            return await self.attempt(task, await _read(task, left), drawn)
-        except DisturbedError as error:
-            try:
-                await self.attempt(task, await _read(task, WorkChanges()), drawn)
-            except DisturbedError as own:
-                raise UnjudgedError(f"task {task.name!r}: its untouched tree cannot be judged either: {own}") from None
-            return 0.0, str(error)
+        async def run(changes: WorkChanges) -> tuple[float, str]:
+            return await self.attempt(task, await _read(task, changes), drawn)
+
+        return await after_control(task.name, partial(run, left), partial(run, WorkChanges()))
 
     async def attempt(self, task: Task, tree: Tree, drawn: Callable[[bool], bool] | None = None) -> tuple[float, str]:
         """Judge a tree once; return its reward, and why that is not 1.

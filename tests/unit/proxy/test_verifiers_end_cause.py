@@ -6,7 +6,7 @@ import pytest
 
 from verl_multiturn.errors import OutageError, UnjudgedError
 from verl_multiturn.harnesses.ends import AgentFailedError, HarnessEndKind, reward_of
-from verl_multiturn.harnesses.verifiers.sorting import EpisodeEvents, Fault, SeatTrace, end_of
+from verl_multiturn.harnesses.verifiers.end_cause import EpisodeEvents, Fault, SeatTrace, end_of
 
 SPOKEN = SeatTrace("agent", reward=0.5, turns=2)
 SILENT = SeatTrace("agent")

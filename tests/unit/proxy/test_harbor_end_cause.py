@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from verl_multiturn.harnesses.ends import HarnessEndKind
-from verl_multiturn.harnesses.harbor.trials.sorting import TrialEvents, end_of
+from verl_multiturn.harnesses.harbor.trials.end_cause import TrialEvents, end_of
 
 OVER = TrialEvents("over", rewards={"reward": 1.0})
 CRASHED = TrialEvents("verifier", error="RewardFileNotFoundError: no reward.txt")
