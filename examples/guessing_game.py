@@ -11,11 +11,11 @@ class Guess(Interaction):
         super().__init__(config)
         self.guesses = {}  # by conversation
 
-    def start(self, instance_id, number=7, **kwargs):  # `number` comes from the data row
+    def start(self, instance_id, *, number=7):  # `number` comes from the data row
         self.guesses[instance_id] = 0
         return Reply("I think of a number from 1 to 9.")
 
-    def reply(self, instance_id, messages, number=7, **kwargs):
+    def reply(self, instance_id, messages, *, number=7):
         self.guesses[instance_id] += 1
         said = messages[-1]["content"].strip()
         if said == str(number):

@@ -5,6 +5,7 @@ import re
 
 from verl_multiturn import scripted_rollout
 from verl_multiturn.rewards import Score, Solution, compute_score
+from verl_multiturn.rollout.reward_fields import reward_fields
 from verl_multiturn.runs.data import tool_call
 
 
@@ -25,10 +26,7 @@ async def main() -> None:
     routes = {"my/sums": f"{__name__}.reward"}  # reward.custom_reward_function.reward_kwargs.routes of a run
     for last in ("Answer: 42", "Answer: 41", "The tool said it."):
         outcome = await scripted_rollout([add], [call, last], "What is 17 + 25?")
-        extra_info = {  # a run fills these in
-            "assistant_texts": [m["content"] for m in outcome.messages if m["role"] == "assistant"],
-            "call_statuses": [str(call.status) for call in outcome.calls],
-        }
+        extra_info = reward_fields(outcome)  # texts, calls and rewards, as in a run
         response = " ".join(str(message["content"]) for message in outcome.messages)  # holds the tool's 42, too
         score = await compute_score("my/sums", response, "42", extra_info, routes=routes)
         print(f"{last!r}: score {score['score']}, answered {score['answered']}, failed {score['failed']}")

@@ -105,7 +105,12 @@ API = {
         "verl_multiturn.proxy.agents.agent.SessionAddress",
         "verl_multiturn.proxy.protocols.requests.Completion",
     ],
-    "Trying without a model": ["scripted_rollout", "verl_multiturn.rollout.scripted_chat.transcript", "ScriptedEngine"],
+    "Trying without a model": [
+        "scripted_rollout",
+        "verl_multiturn.rollout.scripted_chat.transcript",
+        "verl_multiturn.rollout.reward_fields.reward_fields",
+        "ScriptedEngine",
+    ],
     "A conversation and its outcome": [
         *(
             "Conversation",

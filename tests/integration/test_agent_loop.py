@@ -11,7 +11,7 @@ from tests.conftest import ROOT, EchoTool
 from verl_multiturn.calls.limits import OutageLimits
 from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.slots import Gates
-from verl_multiturn.config import OutageSettings
+from verl_multiturn.config import OutageSettings, ScoreSettings
 from verl_multiturn.rollout.engines.protocol import Ask
 from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.tools.running.gate import Gate
@@ -175,6 +175,10 @@ async def test_rewards_of_an_interaction_that_nothing_uses_are_told_once(
     for _ in range(2):
         (output,) = certified_output.to_outputs(outcome, made.output_settings, step=9)
         assert "interaction_score" not in output.stats
+    assert caplog.text.count("an interaction gives rewards, and they are only reported") == 1
+    certified_output._say_unused.cache_clear()
+    explicit = replace(made.output_settings, interaction_reward=ScoreSettings(mode="none"))
+    certified_output.to_outputs(outcome, explicit, step=9)
     assert caplog.text.count("an interaction gives rewards, and they are only reported") == 1
 
 

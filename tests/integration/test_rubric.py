@@ -67,7 +67,7 @@ def test_the_value_of_a_turn_lies_on_the_turn_and_the_judge_has_read_the_tools_a
 
 
 def test_values_of_several_rows_and_roles_keep_their_sum() -> None:
-    from verl_multiturn.verl_bridge.loops.reward_fields import TurnEnd
+    from verl_multiturn.verl_bridge.loops.turn_values import TurnEnd
 
     with judging(reply) as url:
         output = scored("u", 0, TURNS, reward_section(url))

@@ -90,7 +90,7 @@ def read_messages(given: Any, where: str, takes_images: bool = True) -> list[Mes
     if not isinstance(listed, list) or not listed:
         raise ConfigError(
             f"{where}: 'prompt' must be a non-empty list of messages with a role and a content, got {show(given)}; "
-            "write one"
+            "write one (where an interaction speaks first, a system message: make_row(…, [], system=…))"
         )
     messages = [_message(message, f"{where}: message {index}", takes_images) for index, message in enumerate(listed)]
     _check_answers(messages, where)

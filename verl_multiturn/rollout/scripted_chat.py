@@ -53,6 +53,13 @@ _LIMITS = Limits(
 )
 
 
+_ENDS = {
+    StopReason.FINISHED: "finished after turn {} of {}",
+    StopReason.ENVIRONMENT_DONE: "was ended by the interaction after turn {} of {}",
+}
+"""Ends after which no turn may remain; after a limit, turns may."""
+
+
 async def scripted_rollout(
     tools: Mapping[str, Any] | Iterable[Any],
     turns: Sequence[str],
@@ -122,10 +129,10 @@ async def scripted_rollout(
             f"{show(outcome.messages[-1]['content'])}; add it, or let `limits` end the conversation before it "
             "(max_assistant_turns)"
         )
-    if asked < len(turns) and outcome.stop_reason is StopReason.FINISHED:  # after a limit, turns may remain
+    if asked < len(turns) and outcome.stop_reason in _ENDS:
         raise ConfigError(
-            f"turns: the conversation finished after turn {asked} of {len(turns)}; leave {show(turns[asked], 100)} "
-            "out, or call a tool before it"
+            f"turns: the conversation {_ENDS[outcome.stop_reason].format(asked, len(turns))}; "
+            f"leave {show(turns[asked], 100)} out, or write other turns before it"
         )
     return outcome
 

@@ -155,6 +155,17 @@ class Shop(Interaction):
         raise KeyError(instance_id)  # there is no message about it
 
 
+async def test_no_turn_remains_after_the_end_of_an_interaction() -> None:
+    turns = ["2 dollars", "3 dollars", "more"]
+    with pytest.raises(ConfigError, match="was ended by the interaction after turn 2 of 3; leave 'more' out"):
+        await scripted_rollout([], turns, "Hello.", interaction=Shop({}), interaction_kwargs={"price": 3})
+    outcome = await scripted_rollout([], turns[:2], "Hello.", interaction=Shop({}), interaction_kwargs={"price": 3})
+    assert outcome.stop_reason is StopReason.ENVIRONMENT_DONE
+    await scripted_rollout(  # a limit may leave turns
+        [], turns, "Hello.", interaction=Shop({}), interaction_kwargs={"price": 9}, limits=Limits(512, 512, 2)
+    )
+
+
 class OddShop(Shop):
     def score(self, instance_id: str, messages: Any) -> float:  # type: ignore[override]
         return 0.0

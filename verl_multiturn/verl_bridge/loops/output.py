@@ -28,12 +28,13 @@ from verl_multiturn.rewards.rubric import TRANSCRIPT
 from verl_multiturn.rewards.score import TURN_VALUES, VERDICTS, verdicts_of
 from verl_multiturn.rollout.limits import StopReason
 from verl_multiturn.rollout.outcome import ConversationRow, Outcome, SessionReport
+from verl_multiturn.rollout.reward_fields import reward_fields
 from verl_multiturn.rollout.trajectory import NO_VERSION
 from verl_multiturn.rollout.transcript import transcript_of
 from verl_multiturn.rollout.turn_rewards import Scores, interaction_scores, tool_scores, turns_of
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.rows.reward_numbers import LARGEST_SCORE, NoNumberError, UnusableNumberError, as_reward
-from verl_multiturn.verl_bridge.loops.reward_fields import TurnEnd, ends_of, told_of, values_of_turns
+from verl_multiturn.verl_bridge.loops.turn_values import TurnEnd, ends_of, values_of_turns
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.names import STATS
@@ -257,14 +258,14 @@ def to_outputs(outcome: Outcome, settings: OutputSettings, step: int) -> list[Ce
     """
     rows = outcome.rows
     void = settings.final_answer is not None and outcome.has_void_turn(settings.final_answer)
-    told = told_of(outcome, void)
+    for_reward = reward_fields(outcome, void)
     stats = stats_of(outcome)
     if settings.final_answer is not None:
         stats["void"] = void
     outputs = []
     for index, (row, turns) in enumerate(zip(rows, turns_of(outcome), strict=True)):
         output = _row_output(row, settings, step, trained=outcome.valid)
-        output.extra_fields |= told
+        output.extra_fields |= for_reward
         output.stats = {**stats, "turns": turns, "conversation": {"rows": len(rows), "row": index}}
         output.void = void
         output.role = turns[0]["role"] if turns else None
@@ -369,7 +370,7 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
     ):
         scores = scores_of(outcome, setting.weight)
         if setting.mode == "none":
-            if name == "interaction" and any(scores):
+            if name == "interaction" and any(scores) and "mode" not in setting.model_fields_set:
                 _say_unused()
             continue
         total = sum(score for row in scores for _, score in row)

@@ -1,4 +1,4 @@
-"""`told_of`: the fields of a conversation that reward functions read; `ends_of`: where the texts among them lie."""
+"""`values_of_turns`: the parts of a reward that lie on turns; `ends_of`: where the turns' texts end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.rewards.score import TURN_VALUES, turn_values_of
 from verl_multiturn.rollout.outcome import Outcome
-from verl_multiturn.rollout.transcript import plain_call, spoken_turns
+from verl_multiturn.rollout.transcript import spoken_turns
 
 
 class TurnEnd(NamedTuple):
@@ -34,31 +34,6 @@ def ends_of(outcome: Outcome) -> list[TurnEnd | None]:
         else None
         for turn in spoken_turns(outcome)
     ]
-
-
-def told_of(outcome: Outcome, void: bool) -> dict[str, Any]:
-    """Return the fields of a conversation that reward functions read.
-
-    Args:
-        outcome: A conversation that is over.
-        void: Whether it has a void turn.
-    """
-    said = [turn.said for turn in spoken_turns(outcome) if turn.said is not None]
-    return {
-        **outcome.extra_fields,
-        "turn_scores": [reply.reward or 0.0 for reply in outcome.replies],
-        "user_texts": [reply.text for reply in outcome.replies],
-        "tool_rewards": [call.reward for call in outcome.calls],
-        "stop_reason": str(outcome.stop_reason),
-        "assistant_texts": [turn.content for turn in said],
-        "assistant_calls": [[plain_call(call) for call in turn.calls] for turn in said],
-        "void": void,
-        "calc_rewards": dict(outcome.calc_rewards),
-        "rendering_differences": [str(difference) for difference in outcome.differences],
-        "call_tools": [call.tool for call in outcome.calls],
-        "call_statuses": [str(call.status) for call in outcome.calls],
-        "tool_metrics": [call.metrics for call in outcome.calls],
-    }
 
 
 def values_of_turns(
