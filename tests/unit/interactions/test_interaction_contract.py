@@ -409,8 +409,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "interaction dice" in done.output
     assert "one episode" in done.output
-    done = run.invoke(app, ["check-interaction", f"{__name__}.NoReply", "--rounds", "1"])
+    done = run.invoke(app, ["check-interaction", f"{__name__}.NoReply", "--rounds", "1"], env={"COLUMNS": "80"})
     assert (done.exit_code, "1 problem(s)" in done.stderr) == (1, True)
+    lines = done.output.splitlines()
+    at = next(index for index, line in enumerate(lines) if "problem │ reply: interaction 'noreply': reply must" in line)
+    assert any("→ return Reply(text, reward=…, done=…) on every path: a text" in line for line in lines[at : at + 4])
+    assert any("skipped │ score: first mend what is above" in line for line in lines)
     for arguments, said in [
         ([f"{__name__}.Dise"], "did you mean 'Dice'"),
         (["collections.OrderedDict"], "derive it from Interaction"),
