@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 _LONGEST = 1_000_000
@@ -98,12 +99,29 @@ def place_of(error: BaseException) -> str:
 
     Code of this package and of Python does not count. Installed packages count where no file of the author's own does.
     """
-    found = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return place_among([(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)])
+
+
+def place_among(found: Sequence[tuple[str, int | None]]) -> str:
+    """Return the innermost file and line of an author's code, in the words of `place_of`.
+
+    Args:
+        found: File and line of each frame, the outermost first.
+    """
     frames = [frame for frame in found if not frame[0].startswith("<frozen ")]  # Python's own import
     installed = [frame for frame in frames if _INSTALLED in frame[0] and not frame[0].startswith(_PACKAGE)]
     own = [frame for frame in frames if _INSTALLED not in frame[0] and not frame[0].startswith((_PACKAGE, _PYTHON))]
     name, line = (own or installed or [("", 0)])[-1]
     return f" ({Path(name).name}:{line})" if name else ""
+
+
+def place_of_function(function: Any) -> str:
+    """Return the file and line at which an author's function or method begins, in the words of `place_of`."""
+    try:
+        code = inspect.unwrap(function).__code__
+    except Exception:  # a callable object, or one whose attributes raise
+        return ""
+    return place_among([(code.co_filename, code.co_firstlineno)]) if isinstance(code, CodeType) else ""
 
 
 def show(value: object, most_characters: int = 200) -> str:

@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import inspect
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -56,13 +58,14 @@ class Invocation:
         name: Name of the task, from `task_name`.
     """
 
-    __slots__ = ("_kind", "_task", "_threads")
+    __slots__ = ("_kind", "_task", "_threads", "_workers")
 
     def __init__(
         self, method: Any, is_coroutine: bool, arguments: Sequence[Any], kwargs: Mapping[str, Any], name: str
     ) -> None:
         self._kind = name.partition(" ")[0]
         self._threads: list[asyncio.Future[Any]] = []
+        self._workers: list[threading.Thread] = []
         run = self._awaited(method(*arguments, **kwargs)) if is_coroutine else self._threaded(method, arguments, kwargs)
         self._task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(run, name=name)
 
@@ -109,6 +112,20 @@ class Invocation:
         """Cancel the call, and return its task and its thread as far as they still run."""
         self._task.cancel()
         return [left for left in (self._task, *self._threads) if not left.done()]
+
+    def frames(self) -> list[tuple[str, int]]:
+        """Return file and line of each place where the method is now, the outermost first; call it before `result`."""
+        found: list[tuple[str, int]] = []
+        awaited: Any = self._task.get_coro()
+        while (frame := getattr(awaited, "cr_frame", None)) is not None:
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+            awaited = awaited.cr_await
+        current = sys._current_frames()
+        for worker in self._workers:
+            if (top := current.get(worker.ident or 0)) is not None:
+                walked = [(each.f_code.co_filename, line) for each, line in traceback.walk_stack(top)]
+                found += reversed(walked)
+        return found
 
     async def _threaded(self, method: Any, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         thread = self._in_thread(method, arguments, kwargs)
@@ -163,9 +180,10 @@ class Invocation:
                 ended.set_exception(failure if plain else self._tamed(failure))
                 ended.exception()  # mark it as retrieved: after a timeout it has no waiter
 
-        threading.Thread(
-            target=run, daemon=True, name=f"{self._kind} {getattr(function, '__qualname__', function)}"
-        ).start()
+        name = f"{self._kind} {getattr(function, '__qualname__', function)}"
+        worker = threading.Thread(target=run, daemon=True, name=name)
+        self._workers.append(worker)
+        worker.start()
         return ended
 
 

@@ -16,6 +16,8 @@ _FOR_ALL = {
     "that line",
     "calc_reward raised": "raise UnjudgedError where it cannot judge, for a cause of yours; else mend that line",
     "cancel": "let CancelledError pass, and clean up in `finally` or with `async with`",
+    "late": "let each wait and loop in it end; start the server that it waits for; give a slow one more time: "
+    "--timeout-s",
     "outage": "do what the error names; start the service where it is down, and check again",
     "seats": "wait for nothing that another conversation holds",
     "concurrency": "calls wait for each other; let them run side by side",

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import string
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from verl_multiturn.calls.limits import CallLimits, limits_of
 from verl_multiturn.checking.method_calls import CallProbe, ProbeResult
-from verl_multiturn.describe import show
+from verl_multiturn.describe import did_you_mean, message_of, place_of_function, show
 from verl_multiturn.errors import InteractionContractError
-from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
 from verl_multiturn.interactions.running.registry import default_name
 from verl_multiturn.interactions.running.replies import CheckedReply, InteractionFailedError, read_reply, read_score
 from verl_multiturn.interactions.running.session import interaction_owner
+
+_MOST_REWARDS = 8
+_UNKNOWN_FIELD = re.compile(r"Reply\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
 class PolicyStandIn:
@@ -36,6 +40,27 @@ class PolicyStandIn:
             sampling: Not used.
         """
         return "I see."
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a method; it is false where there is none.
+
+    Attributes:
+        said: What is wrong.
+        kind: Its kind, by which the advice is found: `late`, `outage`, `raised`, `type`, `field`, `number` or `over`.
+        remedy: A remedy for this very fault; "" to take the advice of its kind.
+    """
+
+    said: str = ""
+    kind: str = ""
+    remedy: str = ""
+
+    def __bool__(self) -> bool:
+        return self.said != ""
+
+
+NO_FAULT = Fault()
 
 
 @dataclass
@@ -62,12 +87,35 @@ class PlayedEpisode:
         """Return the score in words: of rewards by role each."""
         return ", ".join(f"{role} {reward}" for role, reward in self.scores.items()) or str(self.score)
 
+    @property
+    def turns(self) -> int:
+        """Return the number of the model's turns that were answered."""
+        return max(0, len(self.answers) - 1)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether an answer ended the conversation."""
+        return any(done or truncated for *_, done, truncated in self.answers)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Return the distinct rewards of its turns, the smallest first."""
+        return sorted({reward for _, reward, *_ in self.answers[1:] if reward is not None})
+
     def reached_nothing(self) -> bool:
         """Return whether the model's turns came to no reward above 0, and to no end; a penalty is nothing reached."""
-        if any(done or truncated for *_, done, truncated in self.answers):
-            return False
-        rewards = [self.score, *self.scores.values(), *(reward for _, reward, *_ in self.answers)]
-        return not any(reward is not None and reward > 0 for reward in rewards)
+        rewards = [self.score, *self.scores.values(), *self.rewards]
+        return not self.is_over and not any(reward is not None and reward > 0 for reward in rewards)
+
+    def in_words(self) -> str:
+        """Return its turns, its end and its rewards. Example: `8 turns, done, rewards -0.2, 0, 1`."""
+        *_, done, truncated = self.answers[-1]
+        how = "done" if done else "truncated" if truncated else "goes on"
+        said, found = [f"{value:.6g}" for value in self.rewards], "no reward"
+        if said:
+            listed = ", ".join(said) if len(said) <= _MOST_REWARDS else f"from {said[0]} to {said[-1]}"
+            found = f"reward{'s' if len(said) > 1 else ''} {listed}"
+        return f"{self.turns} turn{'s' if self.turns != 1 else ''}, {how}, {found}"
 
     def difference(self, other: PlayedEpisode) -> str:
         """Return the first difference from another episode, in words; "" if the two are one."""
@@ -80,7 +128,7 @@ class PlayedEpisode:
                     where = f"turn {turn}" if turn else "start"
                     return f"{where}: {name} {show(value, 80)}, then {show(changed, 80)}"
         if len(self.answers) != len(other.answers):
-            return f"{len(self.answers) - 1} turns, then {len(other.answers) - 1}"
+            return f"{self.turns} turns, then {other.turns}"
         return "" if self.shown_score == other.shown_score else f"score {self.shown_score}, then {other.shown_score}"
 
 
@@ -138,42 +186,48 @@ class InteractionProbe(CallProbe):
         """
         return copy.deepcopy(self.kwargs) if method in ("start", "reply") else {}
 
-    def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, str]:
+    def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, Fault]:
         """Read the result of `start` or `reply`, and return its fault.
 
         Args:
             method: Name of the method.
             outcome: How the call ended.
         """
-        if failure := outcome.failure():
-            return None, failure
+        if outcome.error is not None:
+            return None, _failed(outcome)
         if method == "start" and outcome.value is None:
-            return CheckedReply(), ""
+            return CheckedReply(), NO_FAULT
         most = limits_of(self.interaction, CallLimits).response_characters
         try:
             reply = read_reply(self.interaction.name, method, outcome.value, most)
-        except (InteractionContractError, InteractionFailedError) as error:
-            return None, str(error)
+        except InteractionContractError as error:
+            return None, self._wrong(method, str(error), "field" if isinstance(outcome.value, Reply) else "type")
+        except InteractionFailedError as error:
+            return None, self._wrong(method, str(error), "number")
         if method == "start" and (reply.done or reply.truncated):
-            return None, "it was over before the model's first turn"
-        return reply, ""
+            return None, self._wrong(method, "it was over before the model's first turn", "over")
+        return reply, NO_FAULT
 
-    def read_score(self, episode: PlayedEpisode, outcome: ProbeResult) -> str:
-        """Put the result of `score` into an episode, and return its fault; "" without one.
+    def _wrong(self, method: str, said: str, kind: str) -> Fault:
+        """Return the fault of a value that a method returned, with the place of the method."""
+        return Fault(f"{said}{place_of_function(getattr(self.interaction, method))}", kind)
+
+    def read_score(self, episode: PlayedEpisode, outcome: ProbeResult) -> Fault:
+        """Put the result of `score` into an episode, and return its fault.
 
         Args:
             episode: The episode.
             outcome: How the call ended.
         """
-        if failure := outcome.failure():
-            return failure
+        if outcome.error is not None:
+            return _failed(outcome)
         try:
             episode.score, episode.scores = read_score(self.interaction.name, outcome.value)
         except (InteractionContractError, InteractionFailedError) as error:
-            return str(error)
-        return ""
+            return self._wrong("score", str(error), "type" if isinstance(error, InteractionContractError) else "number")
+        return NO_FAULT
 
-    async def play(self, episode: PlayedEpisode, instance_id: str | None = None) -> dict[str, str]:
+    async def play(self, episode: PlayedEpisode, instance_id: str | None = None) -> dict[str, Fault]:
         """Play an episode to its end, and close it.
 
         Args:
@@ -181,10 +235,10 @@ class InteractionProbe(CallProbe):
             instance_id: Id of the conversation; None to make one.
 
         Returns:
-            The fault of each method that returned wrongly; `""` for each other.
+            The fault of each method that was called; `NO_FAULT` where it has none.
         """
         given = instance_id or uuid.uuid4().hex
-        problems: dict[str, str] = {}
+        problems: dict[str, Fault] = {}
         try:
             opening, problems["start"] = self.read("start", await self.call("start", given))
             if opening is None:
@@ -204,8 +258,20 @@ class InteractionProbe(CallProbe):
             problems["score"] = self.read_score(episode, await self.call("score", given))
             return problems
         finally:
-            problems["close"] = (await self.call("close", given)).failure()
-            episode.failure = next((f"{method}: {said}" for method, said in problems.items() if said), "")
+            problems["close"] = _failed(await self.call("close", given))
+            episode.failure = next((f"{method}: {fault.said}" for method, fault in problems.items() if fault), "")
+
+
+def _failed(outcome: ProbeResult) -> Fault:
+    """Return the fault of a call that did not return."""
+    error = outcome.error
+    unknown = _UNKNOWN_FIELD.search(message_of(error)) if isinstance(error, TypeError) else None
+    if unknown is None:
+        return Fault(outcome.failure(), outcome.kind)
+    names = [each.name for each in fields(Reply)]
+    hint = did_you_mean(unknown[1], names)
+    remedy = f"{hint and hint + ' '}a Reply takes {', '.join(names)}; `done` ends the conversation"
+    return Fault(outcome.failure(), outcome.kind, remedy)
 
 
 def drawn_actions(config: Any, rounds: int) -> list[str]:

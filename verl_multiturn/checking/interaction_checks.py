@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.checking.episodes import InteractionProbe, PlayedEpisode
+from verl_multiturn.checking.episodes import Fault, InteractionProbe, PlayedEpisode
 from verl_multiturn.checking.examination import Examination, Grade, Timed
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.method_calls import ProbeResult
@@ -35,15 +35,22 @@ _ANY_ANSWER = {
 }
 ADVICE = {
     "row kwargs": "give them as a data row does: --kwargs; with --interaction NAME, of a YAML",
-    "start": "return None, or a Reply; the row's kwargs are --kwargs, the time is --timeout-s",
-    "reply": "return a Reply to any turn, with a finite reward, within --timeout-s, and from a server that runs; the "
-    "player's turns are drawn, unless --actions names a file with them",
+    "start type": "return a Reply, or None, on every path",
+    "start over": "let `reply` end a conversation: `start` returns the first message, or None",
+    "reply type": "return Reply(text, reward=…, done=…) on every path: a text alone, None and a tuple are none",
     "start raised": "raise OutageError for a service that is down; else mend that line; the row's kwargs are --kwargs",
     "reply raised": "answer whatever a model writes; raise OutageError for a service that is down; else mend that line",
-    "score": "return a finite number, or one for each of the two roles",
     "score raised": "raise OutageError for a service that is down; else mend that line",
+    "score type": "return a number on every path, or one for each of the two roles",
     "close": "give everything back, and raise nothing",
-    "actions": "give turns that it understands: --actions, or `actions` in the config",
+    "field": "give the field its type: text a str, reward a number, done and truncated True or False, image a list",
+    "number": "mend what makes it: a division by 0, a logarithm of 0, a sum without an end",
+    "late": "let each wait and loop in it end; start the server that it waits for; give a slow one more time: "
+    "--timeout-s",
+    "outage": "do what the error names; start the service where it is down, and check again",
+    "actions": "give turns that it understands: --actions, or `actions` in the config; more turns: --rounds",
+    "end": "give turns that lead to the end: --actions, or more of them: --rounds; where there is none, return done or "
+    "truncated at some turn",
     "every call": "return a Reply from every call",
     "event loop": "every conversation waits meanwhile: await, use asyncio.to_thread, or make the method synchronous",
     "leftovers": "give it back in close",
@@ -79,24 +86,36 @@ class InteractionExamination(Examination):
         if episode.answers:
             text, *_ = episode.answers[0]
             fine["start"] = f"opens with {show(text, 60)}" if text else fine["start"]
-            *_, done, truncated = episode.answers[-1]
-            how = "done" if done else "truncated" if truncated else "goes on"
-            fine["reply"] = f"{len(episode.answers) - 1} turns, {how}"
+            fine["reply"] = episode.in_words()
         for method in METHODS:
             if method in problems:
-                raised = f"{method} raised" if problems[method].startswith("raised ") else method
-                remedy = self.advice.get(raised, self.advice[method])
-                self.judge(method, problems[method], remedy, fine.get(method, ""))
+                self.judge(method, problems[method].said, self._remedy(method, problems[method]), fine.get(method, ""))
             else:
                 self.note(method, Grade.SKIPPED, "", "first mend what is above")
-        turns = len(episode.answers) - 1
-        if 0 < episode.unreadable == turns:
+        self._unreached(episode)
+        return not episode.failure
+
+    def _remedy(self, method: str, fault: Fault) -> str:
+        """Return the remedy for a fault: its own, or the advice of the method and kind, of the kind, of the method."""
+        advice = self.advice
+        if not fault:
+            return ""
+        return fault.remedy or advice.get(f"{method} {fault.kind}") or advice.get(fault.kind) or advice[method]
+
+    def _unreached(self, episode: PlayedEpisode) -> None:
+        """Warn of what the player's turns did not come to: a turn that was understood, a reward, the end."""
+        turns = f"{episode.turns} turn{'s' if episode.turns != 1 else ''}"
+        if 0 < episode.unreadable == episode.turns:
             found = "no action can be read in any of the player's turns, so that little is checked"
             self.note("actions", Grade.WARNING, found, self.advice["actions"])
-        elif self._probe.writes_letters and not episode.failure and episode.reached_nothing():
-            found = f"the player writes letters, and in {turns} turn(s) came to no reward above 0 and no end"
+        elif episode.failure or episode.is_over:
+            return
+        elif self._probe.writes_letters and episode.reached_nothing():
+            found = f"the player writes letters, and in {turns} came to no reward above 0 and no end"
             self.note("actions", Grade.WARNING, found, self.advice["actions"])
-        return not episode.failure
+        else:
+            found = f"never done or truncated in {turns}; only the turn limits or the response's length end it"
+            self.note("end", Grade.WARNING, found, self.advice["end"])
 
     def checks(self) -> dict[str, Callable[[str], Awaitable[None]]]:
         """Return the other checks by name."""
@@ -141,9 +160,9 @@ class InteractionExamination(Examination):
         async def answer(text: str) -> str:
             instance_id = uuid.uuid4().hex
             await probe.call("start", instance_id)
-            _, problem = probe.read("reply", await self._reply(instance_id, text))
+            _, fault = probe.read("reply", await self._reply(instance_id, text))
             await probe.call("close", instance_id)
-            return problem
+            return fault.said
 
         found = await asyncio.gather(*(answer(text) for text in _ANY_ANSWER.values()))
         problems = [f"{case}: {problem}" for case, problem in zip(_ANY_ANSWER, found, strict=True) if problem]
@@ -176,7 +195,7 @@ class InteractionExamination(Examination):
         if not problem and (state := await self._shared_state(others[-1] if others else None)):
             self.note(check, Grade.WARNING, state, advice)
             return
-        turns, which = len(alone.answers) - 1, f", {len(others)} of them {how}" if others else ""
+        turns, which = alone.turns, f", {len(others)} of them {how}" if others else ""
         found = f"{turns} turns alone, again, and beside {OTHERS} others in {took:.2f} s{which}"
         self.judge(check, problem, advice, found)
 

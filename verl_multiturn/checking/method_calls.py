@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from verl_multiturn.calls.invocation import Invocation, TimedOutError
 from verl_multiturn.calls.limits import outage_rules
@@ -19,7 +19,7 @@ from verl_multiturn.calls.owner import Owner
 from verl_multiturn.calls.tasks import Alarms
 from verl_multiturn.checking import instruments
 from verl_multiturn.checking.shared_state import Moment, seen
-from verl_multiturn.describe import describe, place_of
+from verl_multiturn.describe import describe, place_among, place_of
 
 DEFAULT_TIMEOUT_S = 10.0
 """Seconds after which a call counts as hanging, where neither the caller nor the object's YAML entry sets them."""
@@ -37,11 +37,20 @@ class ProbeResult:
     seconds: float = 0.0
     cause: Cause = "model"
     """Whose the error is, with the limits of the object's entry."""
+    place: str = ""
+    """Where the call was when its time was up, in the words of `place_of`."""
 
     @property
     def timed_out(self) -> bool:
         """True if the method did not end in time."""
         return isinstance(self.error, TimedOutError)
+
+    @property
+    def kind(self) -> Literal["", "late", "outage", "raised"]:
+        """Return how the call failed, as the advice names it; "" where it did not."""
+        if self.error is None:
+            return ""
+        return "late" if self.timed_out else "outage" if self.cause == "outage" else "raised"
 
     def failure(self, refusals: bool = True) -> str:
         """Return how the call failed, in words; empty where it did not.
@@ -52,7 +61,7 @@ class ProbeResult:
         if self.error is None or (isinstance(self.error, ValueError) and not refusals):
             return ""
         if self.timed_out:
-            return f"hangs: {self.error}"
+            return f"hangs: {self.error}{self.place}"
         counts = {"outage": ", an outage in a run", "bug": ", a bug in a run"}
         return f"raised {describe(self.error)[:250]}{place_of(self.error)}{counts.get(self.cause, '')}"
 
@@ -107,9 +116,11 @@ class CallProbe:
         started, limit_s = loop.time(), self.end_s if method == self.owner.end else self.timeout_s
         value: Any = None
         failure: Exception | None = None
+        place = ""
         try:
             invocation = self._start(method, arguments)
             await invocation.ended(Alarms(limit_s, is_fair=False))
+            place = "" if invocation.done else place_among(invocation.frames())
             value = invocation.result()
         except TimedOutError:
             failure = TimedOutError(f"no answer within {limit_s:g} s")
@@ -119,7 +130,7 @@ class CallProbe:
         cause: Cause = "model"
         if failure is not None:
             cause = cause_of(failure, rules.timeouts or "model", rules.errors, written, rules.addresses)
-        return ProbeResult(value, failure, loop.time() - started, cause)
+        return ProbeResult(value, failure, loop.time() - started, cause, place)
 
     async def cancel(self, method: str, wait: Callable[[], Awaitable[None]], *arguments: Any) -> tuple[bool, Any]:
         """Start a call, cancel it after `wait`, and return whether it ended, and its value if it returned one."""

@@ -27,7 +27,7 @@ from verl_multiturn.checking.trial_calls import (
     own_id,
     text_of,
 )
-from verl_multiturn.describe import message_of, show
+from verl_multiturn.describe import message_of, place_of_function, show
 from verl_multiturn.errors import ToolContractError
 from verl_multiturn.rows.reward_numbers import USABLE
 from verl_multiturn.tools.base import is_foreign
@@ -159,13 +159,15 @@ class ToolExamination(Examination):
         instance_id, created = await probe.begin(given)
         problem = created.failure()
         if not problem and own_id(created.value, "") == "" and created.value is not None:
-            problem = f"returned {show(created.value, 100)}"
+            problem = f"returned {show(created.value, 100)}{place_of_function(probe.tool.create)}"
         self.judge("create", problem, self._advice("create", created, given))
         if problem:
             await probe.call("release", instance_id)
             return False
         executed = await probe.call("execute", instance_id, dict(self._arguments))
         problem = executed.failure() or ("" if executed.error else is_result(probe.tool, executed))
+        if problem and executed.error is None:
+            problem += place_of_function(probe.tool.execute)
         if isinstance(executed.error, ValueError) and self._guessed:
             found = f"refused the guessed arguments {self._arguments}: {message_of(executed.error)}"
             self.note("execute", Grade.WARNING, found, self.advice["guess"])
@@ -174,18 +176,19 @@ class ToolExamination(Examination):
             self.judge("execute", problem, self._advice("execute", executed, instance_id))
         reward_problem = self._reward(await probe.call("calc_reward", instance_id), instance_id)
         released = await probe.call("release", instance_id)
-        self.judge("release", released.failure(), self.advice["release"])
+        self.judge("release", released.failure(), self.advice["late" if released.timed_out else "release"])
         return not problem and not reward_problem and released.error is None
 
     def _advice(self, method: str, outcome: ProbeResult, instance_id: str) -> str:
         """Return the advice for a method; where it does not find its conversation, also how to give it a world."""
         if outcome.cause == "outage":
             return self.advice["outage"]
+        if outcome.timed_out:
+            return self.advice["late"]
         lost = isinstance(outcome.error, LookupError) and instance_id in message_of(outcome.error)
         if lost and self._probe.world is None:
             return self.advice["world"]
-        is_raised = outcome.error is not None and not outcome.timed_out
-        return self.advice[f"{method} raised" if is_raised else method]
+        return self.advice[f"{method} raised" if outcome.error is not None else method]
 
     def _reward(self, rewarded: ProbeResult, instance_id: str) -> str:
         """Check `calc_reward`, and return its fault; for another agent loop's tool a wrong reward is a warning."""

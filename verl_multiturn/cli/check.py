@@ -183,12 +183,12 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 
 def _show_findings(title: str, findings: list[CheckResult]) -> int:
-    """Print a table of findings, and return the number of problems."""
-    table = Table("", "check", title=title)
-    for column in ("found", "what to do"):
-        table.add_column(column, overflow="fold")  # long names, such as those of errors, are not cut
+    """Print a table of findings, each remedy on a line of its own, and return the number of problems."""
+    table = Table("", "check and finding", title=title)
+    table.columns[1].overflow = "fold"  # long names, such as those of errors, are not cut
     for finding in findings:
-        table.add_row(_CHECKED[finding.verdict], finding.check, escape(finding.found), escape(finding.remedy))
+        told = "\n→ ".join(escape(text) for text in (finding.found, finding.remedy) if text)
+        table.add_row(_CHECKED[finding.verdict], f"[bold]{finding.check}[/]" + (f": {told}" if told else ""))
     console.print(table)
     return sum(finding.verdict is Grade.PROBLEM for finding in findings)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.tools.broken_tools import on_any_machine
-from verl_multiturn.checking.episodes import drawn_actions
+from verl_multiturn.checking.episodes import PlayedEpisode, drawn_actions
 from verl_multiturn.checking.interaction_contract import CheckResult, Grade, check_interaction, interactions_to_check
 from verl_multiturn.cli.main import app
-from verl_multiturn.errors import ConfigError
+from verl_multiturn.errors import ConfigError, OutageError
 from verl_multiturn.interactions.base import Interaction, Reply
 from verl_multiturn.interactions.old_verl.classes import BaseInteraction
 from verl_multiturn.interactions.running.registry import build_interaction
@@ -33,7 +34,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Dice(Interaction):
-    """A game of luck: each turn a throw, from a generator of the conversation's own."""
+    """A game of luck: three turns, each a throw, from a generator of the conversation's own."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         super().__init__(config or {})
@@ -49,7 +50,7 @@ class Dice(Interaction):
     async def reply(self, instance_id: str, messages: Any, **_: Any) -> Reply:
         await asyncio.sleep(0)
         eyes = self.worlds[instance_id].randint(1, 1_000_000)
-        return Reply(f"You threw {eyes}.", reward=eyes / 6, state=eyes, done=eyes > 999_000)
+        return Reply(f"You threw {eyes}.", reward=float(eyes > 400_000), state=eyes, done=len(messages) >= 6)
 
     async def score(self, instance_id: str) -> float:
         return 1.0
@@ -172,7 +173,7 @@ def test_a_sound_interaction_passes() -> None:
     findings = check(Dice(), kwargs={"seed": 3})
     assert {name: finding.verdict for name, finding in findings.items() if finding.verdict is not Grade.OK} == {}
     assert findings["start"].found == "opens with 'Throw.'"
-    assert findings["reply"].found == "3 turns, goes on"
+    assert findings["reply"].found == "3 turns, done, rewards 0, 1"
     assert findings["one episode"].found.startswith("3 turns alone, again, and beside 16 others in")
 
 
@@ -270,11 +271,96 @@ class Shop(Interaction):
 def test_a_player_of_letters_who_reaches_nothing_is_a_warning() -> None:
     finding = check(Shop())["actions"]
     assert (finding.verdict, "--actions" in finding.remedy) == (Grade.WARNING, True)
-    assert finding.found == "the player writes letters, and in 3 turn(s) came to no reward above 0 and no end"
+    assert finding.found == "the player writes letters, and in 3 turns came to no reward above 0 and no end"
     for reaches in (["buy"], ["hm", "buy"], ["hm"]):  # turns of the author's own are no letters
         assert "actions" not in check(Shop(), actions=reaches)
     assert "actions" not in check(Shop({"actions": ["look", "buy"]}))
     assert "actions" not in check(Dice(), kwargs={"seed": 3})  # it rewards whatever is written
+
+
+class Endless(Shop):
+    """A user who never leaves."""
+
+    async def reply(self, instance_id: str, messages: Any, **_: Any) -> Reply:
+        return Reply("Go on.", reward=self.config.get("reward"))
+
+
+@pytest.mark.parametrize("given", [{}, {"actions": ["hm"]}])
+def test_a_conversation_that_never_ends_is_a_warning(given: dict[str, Any]) -> None:
+    reward = None if given else 0.1
+    findings = check(Endless({"reward": reward}), **given)
+    assert problems(findings) == []
+    assert findings["reply"].found == f"3 turns, goes on, {'no reward' if given else 'reward 0.1'}"
+    finding = findings["end"]
+    assert (finding.verdict, "--actions" in finding.remedy, "--rounds" in finding.remedy) == (Grade.WARNING, True, True)
+    assert finding.found == ("never done or truncated in 3 turns; only the turn limits or the response's length end it")
+    assert "end" not in check(Dice(), kwargs={"seed": 3})
+    assert "end" in check(Dice(), kwargs={"seed": 3}, rounds=2)  # it needs more turns
+
+
+def test_many_rewards_are_shown_by_their_ends() -> None:
+    episode = PlayedEpisode([("", None, None, False, False)])
+    episode.answers += [("", reward, None, False, True) for reward in (1.0, -0.2, 0.0, 1.0)]
+    assert episode.in_words() == "4 turns, truncated, rewards -0.2, 0, 1"
+    episode.answers += [("", reward / 10, None, False, True) for reward in range(20)]
+    assert episode.in_words() == "24 turns, truncated, rewards from -0.2 to 1.9"
+
+
+class Nothing(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        """Forget to return."""
+
+
+class TextReward(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        return Reply("", reward="1.0")  # type: ignore[arg-type]
+
+
+class Hangs(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        await asyncio.sleep(60)
+
+
+class HangsInAThread(Dice):
+    def reply(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        time.sleep(2)
+
+
+class Misspelt(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        return Reply("", finished=True)  # type: ignore[call-arg]
+
+
+class MisspeltNearly(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        return Reply("", rewards=1.0)  # type: ignore[call-arg]
+
+
+class Away(Dice):
+    async def reply(self, *_: Any, **__: Any) -> Any:
+        raise OutageError("the service is down")
+
+
+@pytest.mark.parametrize(
+    ("broken", "remedy"),
+    [
+        (NoReply, "return Reply(text, reward=…, done=…) on every path"),
+        (Nothing, "return Reply(text, reward=…, done=…) on every path"),
+        (WrongText, "give the field its type: text a str"),
+        (TextReward, "reward a number"),
+        (NotANumber, "mend what makes it: a division by 0"),
+        (Hangs, "let each wait and loop in it end"),
+        (HangsInAThread, "--timeout-s"),
+        (Misspelt, "a Reply takes text, image, reward, done, truncated, state, metrics, shows; `done` ends"),
+        (MisspeltNearly, "did you mean 'reward'?"),
+        (Away, "start the service where it is down"),
+    ],
+)
+def test_a_fault_of_reply_has_its_own_remedy_and_place(broken: type[Dice], remedy: str) -> None:
+    finding = check(broken(), kwargs={"seed": 3}, timeout_s=0.5)["reply"]
+    assert finding.verdict is Grade.PROBLEM
+    assert remedy in finding.remedy
+    assert re.search(r"\(test_interaction_contract\.py:\d+\)", finding.found)
 
 
 def test_the_player_draws_from_known_actions() -> None:
@@ -308,7 +394,7 @@ def test_a_class_of_older_verl() -> None:
     sound = build_interaction({"class_name": f"{__name__}.Polite"}, "here")
     findings = check(sound)
     assert {finding.verdict for finding in findings.values()} == {Grade.OK}
-    assert findings["reply"].found == "2 turns, done"
+    assert findings["reply"].found == "2 turns, done, reward 0.5"
     keeps = build_interaction({"class_name": f"{__name__}.PoliteKeeps"}, "here")
     assert "self.kept" in check(keeps)["leftovers"].found
 
@@ -323,8 +409,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "interaction dice" in done.output
     assert "one episode" in done.output
-    done = run.invoke(app, ["check-interaction", f"{__name__}.NoReply", "--rounds", "1"])
+    done = run.invoke(app, ["check-interaction", f"{__name__}.NoReply", "--rounds", "1"], env={"COLUMNS": "80"})
     assert (done.exit_code, "1 problem(s)" in done.stderr) == (1, True)
+    lines = done.output.splitlines()
+    at = next(index for index, line in enumerate(lines) if "problem │ reply: interaction 'noreply': reply must" in line)
+    assert any("→ return Reply(text, reward=…, done=…) on every path: a text" in line for line in lines[at : at + 4])
+    assert any("skipped │ score: first mend what is above" in line for line in lines)
     for arguments, said in [
         ([f"{__name__}.Dise"], "did you mean 'Dice'"),
         (["collections.OrderedDict"], "derive it from Interaction"),

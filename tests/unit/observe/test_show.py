@@ -126,6 +126,36 @@ def test_a_conversation(folder: Path) -> None:
         assert part in text
 
 
+def reply(turn: int | None, text: str, **changes: Any) -> dict[str, Any]:
+    entries = {"images": [], "reward": None, "done": False, "truncated": False, "state": None, "metrics": {}}
+    return {"turn": turn, "text": text, **entries, "shows": [], "at": BEGAN, **changes}
+
+
+def test_the_replies_of_an_interaction(tmp_path: Path) -> None:
+    sample = {**sample_record()["sample"], "interaction": "quiz", "interaction_kwargs": {"number": 7}}
+    replies = [reply(None, "Guess."), reply(0, "No.", reward=-0.5), reply(1, "Yes!" + "x" * 200, reward=1.0, done=True)]
+    record = sample_record(sample=sample, replies=replies, score=0.25)
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    text = printed(shown(tmp_path).conversation("r-0"))
+    assert 'interaction: quiz, kwargs {"number": 7}, score 0.25\n' in text
+    assert "── user, not shown to the model\nYes!" + "x" * 200 in text  # a reward function reads it
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in ("turn reward end text", "opening Guess.", "0 -0.5 No."):
+        assert line in lines
+    assert any(line.startswith("1 1 done Yes!xxx") for line in lines)
+    assert "interaction:" not in printed({**shown(tmp_path).conversation("r-0"), "record": sample_record()})
+
+
+def test_the_last_reply_before_a_limit_is_shown(tmp_path: Path) -> None:
+    record = sample_record(replies=[reply(0, "Go on."), reply(1, "And then?")], scores={"assistant": 1.0, "user": 0.0})
+    record["sample"]["interaction"] = "quiz"
+    document = {"kind": "conversation", "request_id": "r", "joined": [], "record": record, "faults": []}
+    fate = {"uid": "g", "number": 0, "validation": False, "begun": 1, "fate": "trained", "partly": False}
+    text = printed({**document, "fate": {**fate, "fate_step": 1, "undone": False, "why": None}})
+    assert "score assistant 1, user 0\n" in text
+    assert "── user, not shown to the model\nAnd then?\n" in text
+
+
 def test_a_conversation_without_a_record(folder: Path) -> None:
     document = shown(folder).conversation(f"{START}-raised")
     assert document["record"] is None
@@ -199,7 +229,9 @@ def test_nothing_that_a_model_wrote_reaches_the_terminal_as_it_is(tmp_path: Path
         },
     ]
     sample = {**sample_record()["sample"], "data_source": EVIL, "index": EVIL, "ground_truth": {EVIL: EVIL}}
+    sample |= {"interaction": EVIL, "interaction_kwargs": {EVIL: EVIL}}
     record = sample_record(calls=calls, messages=messages, sample=sample, uid=EVIL, error=EVIL, stop_reason=EVIL)
+    record |= {"replies": [reply(0, EVIL), reply(1, EVIL, done=True)], "scores": {EVIL: 1.0}}
     writer = RecordWriter(tmp_path, START)
     line = {name: record[name] for name in ("request_id", "uid", "number", "validation", "step", "rerolled_from")}
     writer.begin(line)

@@ -92,6 +92,33 @@ def test_the_roles_of_conversations_are_shown(tmp_path: Path) -> None:
     assert lines_of(found)["tool_reward.mode"] == "replace (the reward)"
 
 
+def test_tools_and_interactions_are_shown(tmp_path: Path) -> None:
+    plain = {"tools", "interaction"}
+    assert not plain & set(lines_of(facts(tmp_path, "actor_rollout_ref.rollout.multi_turn.tool_config_path=null")))
+    users = tmp_path / "users.yaml"
+    users.write_text(
+        "interaction: [{class_name: verl_multiturn.interactions.scripted_user.ScriptedUser}, "
+        "{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, name: grade}]"
+    )
+    words = (
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path=my_tools.yaml",
+        f"++actor_rollout_ref.rollout.custom.multiturn.interaction_config_path={users}",
+    )
+    early = facts(tmp_path, *words)
+    assert (early["tools"], early["interactions"]) == (None, None)
+    assert lines_of(early)["tools"] == "my_tools.yaml: not known from here"
+    view = RunView(compose_run(plan_run("quickstart", out=tmp_path / "out", overrides=words)))
+    view.__dict__["tools"] = {f"tool_{number}": None for number in range(20)}
+    found = facts_of(view)
+    assert len(found["tools"]) == 20
+    kept = "verl_multiturn.interactions.old_verl.classes.Gsm8kInteraction"
+    ours = "verl_multiturn.interactions.scripted_user.ScriptedUser"
+    assert found["interactions"] == {"scripteduser": ours, "grade": kept}
+    assert lines_of(found)["interaction"] == f"{users}: scripteduser ({ours}), grade ({kept})"
+    assert lines_of(found)["tools"].startswith("my_tools.yaml: tool_0, tool_1, ")
+    assert lines_of(found)["tools"].endswith(", tool_15 and 4 more")
+
+
 def test_loss_context_and_teachers_are_shown(tmp_path: Path) -> None:
     lines = lines_of(facts(tmp_path))
     assert lines["policy loss"] == "vanilla, token-mean"

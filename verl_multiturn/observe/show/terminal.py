@@ -240,6 +240,8 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
     _say(console, f"data: {_shown(sample['data_source'])}, row {_shown(sample['index'])}")
     if sample["ground_truth"] is not None:
         _say(console, f"ground truth: {sample['ground_truth']}")
+    if sample["interaction"] is not None:
+        _say(console, _interaction(record))
     seconds = record["ended"] - record["began"]
     times = ", ".join(f"{name} {record[f'{name}_s']:.2f} s" for name in ("generate", "tools", "interaction"))
     end = f"ended: {record['stop_reason']}{'' if record['valid'] else ', invalid'}"
@@ -250,6 +252,7 @@ def _conversation(document: Mapping[str, Any], console: Console) -> None:
     texts = {call["id"]: call["arguments"] for call in unread if isinstance(call["arguments"], str)}
     for message in record["messages"]:
         _message(message, texts, console)
+    _replies(record, console)
     _calls(record, console)
 
 
@@ -296,6 +299,31 @@ def _message(message: Mapping[str, Any], texts: Mapping[str, str], console: Cons
         arguments = function.get("arguments")
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         _say(console, f"→ {function.get('name')}({written})", "yellow")
+
+
+def _interaction(record: Mapping[str, Any]) -> str:
+    """Return the name of a conversation's interaction, its kwargs and its score, or its rewards by role."""
+    sample = record["sample"]
+    kwargs = json.dumps(sample["interaction_kwargs"], ensure_ascii=False)
+    scores = ", ".join(f"{role} {_shown(reward)}" for role, reward in record["scores"].items())
+    return f"interaction: {sample['interaction']}, kwargs {kwargs}, score {scores or _shown(record['score'])}"
+
+
+def _replies(record: Mapping[str, Any], console: Console) -> None:
+    """Print the replies of the interaction; the whole text of the last one, too, where the model has not read it."""
+    if not record["replies"]:
+        return
+    last = record["replies"][-1]
+    ends_it = last["done"] or last["truncated"] or last["turn"] == len(record["generations"]) - 1
+    if ends_it and last["text"]:
+        _say(console, "── user, not shown to the model", f"bold {_ROLES['user']}")
+        _say(console, last["text"])
+    table = _table("replies of the interaction", ("turn", "reward", "end", "text"), ("reward",))
+    for reply in record["replies"]:
+        turn = "opening" if reply["turn"] is None else reply["turn"]
+        end = "truncated" if reply["truncated"] else "done" if reply["done"] else ""
+        _add(table, turn, reply["reward"], end, clean(reply["text"], 100))
+    console.print(table)
 
 
 def _calls(record: Mapping[str, Any], console: Console) -> None:

@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_multiturn.describe import type_name
+from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
+from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.proxy.opponents.draw import shown
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.verl_bridge.names import OUR_LOOPS, PROXY_LOOP
@@ -29,6 +32,7 @@ _FUNCTION = "custom_reward_function"
 _GIB = 1024**3
 _ROW_LIMIT = "no limit"
 _LARGEST_HEADER = 100_000_000
+_MOST_NAMES = 16
 
 
 def model_folder(name: str) -> Path | None:
@@ -94,6 +98,7 @@ def facts_of(run: RunView) -> dict[str, Any]:
         "prompt_length": run.value("data.max_prompt_length"),
         "response_length": run.value("data.max_response_length"),
         "turns": run.multi_turn.max_assistant_turns,
+        **_objects(run),
         "rows": rows_of(run, "data.train_files"),
         "validation_rows": rows_of(run, "data.val_files"),
         "rows_elsewhere": is_elsewhere(run, "data.train_files"),
@@ -116,6 +121,27 @@ def facts_of(run: RunView) -> dict[str, Any]:
     }
     facts["steps"] = _steps(run, facts["rows"])
     return facts | _sizes(run, facts, devices)
+
+
+def _objects(run: RunView) -> dict[str, Any]:
+    """Return the files of the tools and interactions, the tools' names, and the interactions' classes by name.
+
+    Without files of a kind the names are empty. They are null in an early view, since that runs no code of the user's.
+    """
+    tools, functions = run.tool_files
+    interactions = run.settings.interaction_config_path
+    loaded = {} if interactions is None or run.is_early else load_interactions(interactions)
+    classes = {
+        name: type_name(each.old if isinstance(each, AdaptedInteraction) else each) for name, each in loaded.items()
+    }
+    has_names = not run.is_early
+    return {
+        "tool_config_path": tools,
+        "function_tool_path": functions,
+        "tools": (list(run.tools) if has_names else None) if tools or functions else [],
+        "interaction_config_path": interactions,
+        "interactions": classes if has_names or interactions is None else None,
+    }
 
 
 def _rewards(run: RunView) -> dict[str, Any]:
@@ -218,6 +244,25 @@ def _given(options: Mapping[str, Any]) -> str:
     return f" ({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
 
 
+def _lines_of_objects(facts: dict[str, Any]) -> dict[str, str]:
+    """Return the table's lines about tools and interactions; none where the run has none."""
+    lines: dict[str, str] = {}
+    if files := [facts[key] for key in ("tool_config_path", "function_tool_path") if facts[key]]:
+        lines["tools"] = f"{', '.join(files)}: {_listed(facts['tools'])}"
+    if facts["interaction_config_path"]:
+        classes = facts["interactions"]
+        named = None if classes is None else [f"{name} ({kind})" for name, kind in classes.items()]
+        lines["interaction"] = f"{facts['interaction_config_path']}: {_listed(named)}"
+    return lines
+
+
+def _listed(names: list[str] | None) -> str:
+    if names is None:
+        return "not known from here"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"
+
+
 def _lines_of_roles(facts: dict[str, Any]) -> dict[str, str]:
     """Return the table's lines about roles; none without roles."""
     if not facts["roles"]:
@@ -283,6 +328,7 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         + (f"{micro:,} tokens a GPU" if micro else f"{facts['micro_batch']} rows a GPU"),
         "tokens": f"prompt {facts['prompt_length']:,}, response {facts['response_length']:,}",
         "turns": str(turns),
+        **_lines_of_objects(facts),
         "rows": f"training {rows[0]}, validation {rows[1]}"
         + (", before verl leaves out prompts that are too long" if is_filtered else ""),
         "steps": f"{most}{known(facts['steps'])}",
