@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -180,6 +181,20 @@ def test_what_an_engine_failed_is_asked_again_and_nothing_else(tmp_path: Path, r
     assert server.asked == 0  # nothing remains
     with pytest.raises(ConfigError, match=r"holds an evaluation with temperature 0\.0, and this one has 1\.0"):
         evaluate(job(tmp_path, rows, server, temperature=1.0), quiet, quiet)
+
+
+def test_a_tool_that_holds_up_all_conversations_is_named(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def blocks(*_: Any, **__: Any) -> str:
+        while "has held up" not in caplog.text:  # the fault under test
+            time.sleep(0.01)  # noqa: ASYNC251
+        return "3"
+
+    server.script = calls_then_answers
+    monkeypatch.setattr(CalculatorTool, "execute", blocks)
+    assert evaluate(job(tmp_path, rows, server), quiet, quiet)
+    assert "tool 'calculator': execute has held up the event loop" in caplog.text
 
 
 def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, server: Server) -> None:

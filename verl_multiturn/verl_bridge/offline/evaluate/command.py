@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.trainer.ppo.utils import create_rl_dataset
 
+from verl_multiturn.calls.loop_blocks import CallWatch
 from verl_multiturn.certificate.conversations import OUTAGE
 from verl_multiturn.clients.chat_endpoint import key_of
 from verl_multiturn.errors import ConfigError, EngineError
@@ -144,7 +145,8 @@ class _EvaluationRun:
             model = load_model(self._config.actor_rollout_ref.model, _REMEDY, self._config.data)
             engine = self._engine(model)
             try:
-                return await self._with(engine, model)
+                with CallWatch():
+                    return await self._with(engine, model)
             finally:
                 await engine.aclose()
         finally:
