@@ -17,12 +17,16 @@ from verl_multiturn.rollout.engines.protocol import Ask, Generation
 Script = Sequence[Sequence[int]] | Callable[[str, Sequence[int], int], Sequence[int]]
 
 
+class ScriptEndedError(EngineError):
+    """A script has no more turns. Whoever wrote it reads so; it is no failure of an engine that a log should have."""
+
+
 class ScriptedEngine:
     """An `Engine` whose turns are given in advance.
 
     Args:
         script: The ids of each turn, in order and for every request alike; or a function `(request_id, ids, turn) ->
-            ids`. When a list of turns runs out, `generate` raises `EngineError`.
+            ids`. When a list of turns runs out, `generate` raises `ScriptEndedError`.
         version: The weight version that the engine reports.
         logprob: The log-probability that the engine reports for every token.
     """
@@ -41,7 +45,7 @@ class ScriptedEngine:
         """Return the next turn of the request, cut to `ask.max_new_tokens`.
 
         Raises:
-            EngineError: The script has no more turns.
+            ScriptEndedError: The script has no more turns.
         """
         turn = self._turns.get(ask.request_id, 0)
         self._turns[ask.request_id] = turn + 1
@@ -52,7 +56,7 @@ class ScriptedEngine:
         elif turn < len(self._script):
             said = list(self._script[turn])
         else:
-            raise EngineError(
+            raise ScriptEndedError(
                 f"the script has {len(self._script)} turns; request {ask.request_id!r} asked for one more; add it"
             )
         cut = said[: ask.max_new_tokens]
