@@ -26,7 +26,7 @@ class ScriptedEngine:
 
     Args:
         script: The ids of each turn, in order and for every request alike; or a function `(request_id, ids, turn) ->
-            ids`. When a list of turns runs out, `generate` raises `ScriptEndedError`.
+            ids`. When a list of turns runs out, `generate` raises `EngineError`.
         version: The weight version that the engine reports.
         logprob: The log-probability that the engine reports for every token.
     """
@@ -45,7 +45,7 @@ class ScriptedEngine:
         """Return the next turn of the request, cut to `ask.max_new_tokens`.
 
         Raises:
-            ScriptEndedError: The script has no more turns.
+            EngineError: The script has no more turns.
         """
         turn = self._turns.get(ask.request_id, 0)
         self._turns[ask.request_id] = turn + 1
