@@ -43,7 +43,7 @@ class PolicyStandIn:
 
 
 @dataclass(frozen=True)
-class Fault:
+class MethodFault:
     """A fault of a method; it is false where there is none.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fault:
         return self.said != ""
 
 
-NO_FAULT = Fault()
+NO_FAULT = MethodFault()
 
 
 @dataclass
@@ -186,7 +186,7 @@ class InteractionProbe(CallProbe):
         """
         return copy.deepcopy(self.kwargs) if method in ("start", "reply") else {}
 
-    def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, Fault]:
+    def read(self, method: str, outcome: ProbeResult) -> tuple[CheckedReply | None, MethodFault]:
         """Read the result of `start` or `reply`, and return its fault.
 
         Args:
@@ -208,11 +208,11 @@ class InteractionProbe(CallProbe):
             return None, self._wrong(method, "it was over before the model's first turn", "over")
         return reply, NO_FAULT
 
-    def _wrong(self, method: str, said: str, kind: str) -> Fault:
+    def _wrong(self, method: str, said: str, kind: str) -> MethodFault:
         """Return the fault of a value that a method returned, with the place of the method."""
-        return Fault(f"{said}{place_of_function(getattr(self.interaction, method))}", kind)
+        return MethodFault(f"{said}{place_of_function(getattr(self.interaction, method))}", kind)
 
-    def read_score(self, episode: PlayedEpisode, outcome: ProbeResult) -> Fault:
+    def read_score(self, episode: PlayedEpisode, outcome: ProbeResult) -> MethodFault:
         """Put the result of `score` into an episode, and return its fault.
 
         Args:
@@ -227,7 +227,7 @@ class InteractionProbe(CallProbe):
             return self._wrong("score", str(error), "type" if isinstance(error, InteractionContractError) else "number")
         return NO_FAULT
 
-    async def play(self, episode: PlayedEpisode, instance_id: str | None = None) -> dict[str, Fault]:
+    async def play(self, episode: PlayedEpisode, instance_id: str | None = None) -> dict[str, MethodFault]:
         """Play an episode to its end, and close it.
 
         Args:
@@ -238,7 +238,7 @@ class InteractionProbe(CallProbe):
             The fault of each method that was called; `NO_FAULT` where it has none.
         """
         given = instance_id or uuid.uuid4().hex
-        problems: dict[str, Fault] = {}
+        problems: dict[str, MethodFault] = {}
         try:
             opening, problems["start"] = self.read("start", await self.call("start", given))
             if opening is None:
@@ -262,16 +262,16 @@ class InteractionProbe(CallProbe):
             episode.failure = next((f"{method}: {fault.said}" for method, fault in problems.items() if fault), "")
 
 
-def _failed(outcome: ProbeResult) -> Fault:
+def _failed(outcome: ProbeResult) -> MethodFault:
     """Return the fault of a call that did not return."""
     error = outcome.error
     unknown = _UNKNOWN_FIELD.search(message_of(error)) if isinstance(error, TypeError) else None
     if unknown is None:
-        return Fault(outcome.failure(), outcome.kind)
+        return MethodFault(outcome.failure(), outcome.kind)
     names = [each.name for each in fields(Reply)]
     hint = did_you_mean(unknown[1], names)
     remedy = f"{hint and hint + ' '}a Reply takes {', '.join(names)}; `done` ends the conversation"
-    return Fault(outcome.failure(), outcome.kind, remedy)
+    return MethodFault(outcome.failure(), outcome.kind, remedy)
 
 
 def drawn_actions(config: Any, rounds: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from verl_multiturn.checking.episodes import Fault, InteractionProbe, PlayedEpisode
+from verl_multiturn.checking.episodes import InteractionProbe, MethodFault, PlayedEpisode
 from verl_multiturn.checking.examination import Examination, Grade, Timed
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.method_calls import ProbeResult
@@ -95,7 +95,7 @@ class InteractionExamination(Examination):
         self._unreached(episode)
         return not episode.failure
 
-    def _remedy(self, method: str, fault: Fault) -> str:
+    def _remedy(self, method: str, fault: MethodFault) -> str:
         """Return the remedy for a fault: its own, or the advice of the method and kind, of the kind, of the method."""
         advice = self.advice
         if not fault:

@@ -34,6 +34,7 @@ from verl_multiturn.interactions.running.session import InteractionGate, Interac
 from verl_multiturn.rollout.context import Context, ContextWriter
 from verl_multiturn.rollout.engines.protocol import Ask, Engine, Generation, common_length
 from verl_multiturn.rollout.engines.sample import sample
+from verl_multiturn.rollout.engines.scripted_engine import ScriptEndedError
 from verl_multiturn.rollout.life import running, stood_still_s, stopped
 from verl_multiturn.rollout.limits import INVALID, ConversationProgress, Limits, StopReason
 from verl_multiturn.rollout.outcome import Outcome, Request
@@ -314,7 +315,8 @@ class Conversation:
 
     def _engine_failed(self, outcome: Outcome, error: EngineError) -> StopReason:
         outcome.error = message_of(error)
-        logger.error("request %s: the engine failed: %s", outcome.request_id, outcome.error)
+        if not isinstance(error, ScriptEndedError):
+            logger.error("request %s: the engine failed: %s", outcome.request_id, outcome.error)
         return StopReason.ENGINE_ERROR
 
     async def _summarise(self, request: Request, outcome: Outcome, tokens: int) -> str:

@@ -140,6 +140,6 @@ def require_trust(
     own = f"a run of yours below {places}" if places else "a run of yours"
     raise ConfigError(
         f"{show(str(folder))} is not {own}, and {command} would use what it names: "
-        f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if you would run a program of its "
-        "author"
+        f"{', '.join(uses[:_MOST_SHOWN])}{more}; look at these, and say --trust if it is a run of your own that lies "
+        "elsewhere, or if you would run a program of its author"
     )

@@ -114,11 +114,12 @@ async def test_what_a_tool_says_is_no_control_token() -> None:
         ({"tools": "lookup"}, "tools='lookup': expected what load_tools returns"),
     ],
 )
-async def test_a_mistake_in_the_script_is_said(changed: Any, said: str) -> None:
+async def test_a_mistake_in_the_script_is_said(changed: Any, said: str, caplog: pytest.LogCaptureFixture) -> None:
     given = {"tools": [lookup], "turns": [CALL, "1"], "prompt": "What is a?", "tools_kwargs": KWARGS}
     with pytest.raises(ConfigError) as caught:
         await scripted_rollout(**{**given, **changed})
     assert said in str(caught.value)
+    assert caplog.text == ""
 
 
 async def test_malformed_turns_end_it_as_in_a_run() -> None:

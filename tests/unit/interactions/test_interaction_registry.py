@@ -34,7 +34,9 @@ def test_loading(tmp_path: Any) -> None:
     assert loaded["guess"].config == {"opens": False}
     for text, said in [
         ("interaction: []", "non-empty list under 'interaction'"),
-        ("interactions: [a]", "non-empty list under 'interaction'"),
+        ("interactions: [a]", "non-empty list under 'interaction', got {'interactions': ['a']}; did you mean 'interac"),
+        ("tools: [a]", "; this is a tools' file; give it as tool_config_path (check-tool FILE, validate FILE)"),
+        (f"interaction: [{{class_name: {name}}}]\ntools: [a]", "unknown key 'tools'; only 'interaction' is known, and"),
         (f"interaction: [{{class_name: {name}, nam: x}}]", "'nam'; did you mean 'name'?"),
         (f"interaction: [{{class_name: {name}}}, {{class_name: {name}}}]", "the name 'guess' is used twice"),
         (f"interaction: [{{class_name: {name}s}}]", "has no 'Guesss'"),

@@ -254,6 +254,16 @@ def test_a_class_without_execute_is_refused_when_it_is_loaded(tmp_path: Path) ->
         assert "define execute" in done.output
 
 
+@pytest.mark.parametrize("command", ["validate", "check-tool"])
+def test_an_interaction_file_in_the_place_of_the_tools_is_told(tmp_path: Path, command: str) -> None:
+    users = tmp_path / "users.yaml"
+    users.write_text("interaction: [{class_name: quiz.Quiz}]\n")
+    done = CliRunner().invoke(app, [command, str(users)])
+    assert done.exit_code == 2
+    assert "this is an interactions' file; give it as interaction_config_path" in " ".join(done.stderr.split())
+    assert "--interactions FILE" in done.stderr
+
+
 def test_no_tools_at_all_is_refused_where_a_row_is_made() -> None:
     """An empty selection means none to verl, so such a row would get every tool."""
     with pytest.raises(ConfigError, match="leave `tools` out"):

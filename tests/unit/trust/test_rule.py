@@ -103,7 +103,8 @@ def test_the_refusal_is_one_sentence(outputs: Path, tmp_path: Path) -> None:
         require_trust(strange, "replay", uses, is_trusted=False)
     said = str(raised.value)
     assert "the mcp {'command': 'sh'}, the class 0" in said
-    assert "and 4 more; look at these, and say --trust if you would run a program of its author" in said
+    remedy = "say --trust if it is a run of your own that lies elsewhere, or if you would run a program of its author"
+    assert f"and 4 more; look at these, and {remedy}" in said
     assert "\n" not in said
     require_trust(strange, "replay", uses, is_trusted=True)
 

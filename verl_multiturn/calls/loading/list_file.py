@@ -19,6 +19,13 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
 from verl_multiturn.rows.files import read_text
 
+_PLACES = {
+    "tools": "a tools' file; give it as tool_config_path (check-tool FILE, validate FILE)",
+    "interaction": "an interactions' file; give it as interaction_config_path (check-interaction FILE, validate "
+    "--interactions FILE)",
+}
+"""The kinds of files by their keys, and where a file of each kind belongs: one may be given in another's place."""
+
 
 @dataclass(frozen=True)
 class ListFile:
@@ -75,11 +82,15 @@ class ListFile:
         except RecursionError:
             raise ConfigError(f"{self.setting} {str(path)!r} is no valid YAML: it is nested too deeply") from None
         if not isinstance(content, dict) or not isinstance(content.get(self.key), list) or not content[self.key]:
-            raise ConfigError(
-                f"{path}: expected a mapping with a non-empty list under {self.key!r}, got {content!r:.200}"
-            )
+            expected = f"{path}: expected a mapping with a non-empty list under {self.key!r}, got {content!r:.200}"
+            keys = list(map(str, content)) if isinstance(content, dict) else []
+            if other := [_PLACES[key] for key in keys if key in _PLACES and key != self.key]:
+                raise ConfigError(f"{expected}; this is {other[0]}")
+            hints = (did_you_mean(key, [self.key]) for key in keys if key != self.key)
+            raise ConfigError("; ".join(filter(None, [expected, next(hints, "")])))
         if unknown := sorted(set(content) - {self.key}, key=str):
-            raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known")
+            apart = ", and that is for a file of its own" if unknown[0] in _PLACES else ""
+            raise ConfigError(f"{path}: unknown key {unknown[0]!r}; only {self.key!r} is known{apart}")
         for (key, index, *rest), word, before in words_of_two_meanings(text):
             # Settings of ours have types, by which a text such as `off` is read; an author's settings have none.
             if rest[:1] == ["config"] and (len(rest) > 2 or not _is_ours(content[key][index])):

@@ -17,6 +17,10 @@ from verl_multiturn.rollout.engines.protocol import Ask, Generation
 Script = Sequence[Sequence[int]] | Callable[[str, Sequence[int], int], Sequence[int]]
 
 
+class ScriptEndedError(EngineError):
+    """A script has no more turns. Whoever wrote it reads so; it is no failure of an engine that a log should have."""
+
+
 class ScriptedEngine:
     """An `Engine` whose turns are given in advance.
 
@@ -52,7 +56,7 @@ class ScriptedEngine:
         elif turn < len(self._script):
             said = list(self._script[turn])
         else:
-            raise EngineError(
+            raise ScriptEndedError(
                 f"the script has {len(self._script)} turns; request {ask.request_id!r} asked for one more; add it"
             )
         cut = said[: ask.max_new_tokens]
