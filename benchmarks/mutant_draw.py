@@ -190,7 +190,8 @@ COVERED: dict[str, list[str]] = {
     "verl_bridge/loops/spmd": [f"{STACK}spmd"],
     "verl_bridge/rows": [f"{STACK}rows", f"{STACK}vision", f"{LONG}tokens/test_rows"],
     "verl_bridge/startup/refusals/rewards": [f"{STACK}metrics", f"{STACK}otc", f"{STACK}refusals"],
-    "verl_bridge/keeper": [f"{STACK}slots"],
+    "calls/shared_slots": [f"{STACK}slots"],
+    "verl_bridge/run_keeper": [f"{STACK}slots"],
     "verl_bridge/trainer/trainers": [
         f"{STACK}{name}" for name in ("trainer_hooks", "invalid", "real_copies", "replica_death")
     ],

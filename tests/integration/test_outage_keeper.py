@@ -23,7 +23,7 @@ class Worker:
     def __init__(self) -> None:
         from verl_multiturn.calls.limits import OutageLimits
         from verl_multiturn.calls.outages.process import Outages
-        from verl_multiturn.verl_bridge.keeper import RayKeeper
+        from verl_multiturn.verl_bridge.run_keeper import RayKeeper
 
         self.watch: Any = Outages(connect=RayKeeper).of("tool search", OutageLimits(), 100)
         self.is_up = True
@@ -78,7 +78,7 @@ async def test_workers_wait_together_and_a_new_keeper_knows_what_the_old_one_did
     held = []
 
     def known() -> Any:
-        from verl_multiturn.verl_bridge.keeper import run_keeper
+        from verl_multiturn.verl_bridge.run_keeper import run_keeper
 
         new = run_keeper()
         held.append(new)  # a keeper that this process has made ends with the last of our references

@@ -209,7 +209,7 @@ async def test_the_trainer_asks_the_keeper_of_the_run(cluster: None) -> None:
 
     from verl_multiturn.calls.outages.breaker import Outage
     from verl_multiturn.calls.outages.messages import Sums
-    from verl_multiturn.verl_bridge.keeper import RayKeeper, run_keeper
+    from verl_multiturn.verl_bridge.run_keeper import RayKeeper, run_keeper
     from verl_multiturn.verl_bridge.trainer.outages import OutageStoreClient
 
     asked = OutageStoreClient()

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.warm_python import start_ray, stop_ray
+from verl_multiturn.calls.shared_slots import SlotKeeper
 
 # Importing verl's trainers warns about optional engines that are not installed.
 pytestmark = [pytest.mark.stack, pytest.mark.filterwarnings("ignore:.*engine is not available:UserWarning")]
 
 
 async def test_limits_expiry_and_leaving_the_queue() -> None:
-    from verl_multiturn.verl_bridge.keeper import SlotKeeper
-
     keeper = SlotKeeper()
     assert await keeper.acquire("t", 2, "a", 0, 60)
     assert await keeper.acquire("t", 2, "b", 0, 60)
@@ -75,7 +74,7 @@ async def test_two_worker_processes_share_slots(cluster: None) -> None:
         """A worker that takes slots as an agent loop worker does."""
 
         def __init__(self, holders: Any) -> None:
-            from verl_multiturn.verl_bridge.keeper import RaySlots
+            from verl_multiturn.verl_bridge.run_keeper import RaySlots
 
             self.slots, self.holders = RaySlots(), holders
 

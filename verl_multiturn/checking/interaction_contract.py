@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_multiturn.checking.episodes import InteractionProbe
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
-from verl_multiturn.checking.interaction_checks import InteractionExamination
+from verl_multiturn.checking.interaction_examination import InteractionExamination
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
 from verl_multiturn.interactions.running.registry import (

@@ -18,7 +18,7 @@ from verl_multiturn.calls.loading.entry_points import is_reference
 from verl_multiturn.checking.examination import CheckResult, Grade, run_examination
 from verl_multiturn.checking.instruments import ExaminationWatch
 from verl_multiturn.checking.other_rows import Kwargs, rows_of_data
-from verl_multiturn.checking.tool_checks import ToolExamination
+from verl_multiturn.checking.tool_examination import ToolExamination
 from verl_multiturn.checking.trial_calls import ProbeWorld, ToolProbe
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.tools.base import BaseTool

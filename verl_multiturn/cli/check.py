@@ -19,8 +19,8 @@ from verl_multiturn.checking.advantage_contract import TIMEOUT_S, check_advantag
 from verl_multiturn.checking.advice import CLASS
 from verl_multiturn.checking.data_rows import SUFFIXES
 from verl_multiturn.checking.examination import CheckResult, Grade, examine
-from verl_multiturn.checking.interaction_checks import ADVICE
 from verl_multiturn.checking.interaction_contract import check_interaction, interactions_to_check, read_actions
+from verl_multiturn.checking.interaction_examination import ADVICE
 from verl_multiturn.checking.tool_contract import check_tool, tools_to_check
 from verl_multiturn.checking.tool_world import load_world
 from verl_multiturn.cli.ends import fail, refuse

@@ -5,7 +5,7 @@
     worker  `enter`    a call, or a new conversation, waits at an open breaker  ──▶  it is closed; be the probe; come in
     trainer `touched`, `outages`
 
-In a run it is part of the actor that keeps the slots (`verl_bridge/keeper.py`). A process without Ray has one of
+In a run it is part of the actor that keeps the slots (`verl_bridge/run_keeper.py`). A process without Ray has one of
 its own.
 
 A conversation is known by its request id, which no other has, also when a group is begun again. Its rows carry it as

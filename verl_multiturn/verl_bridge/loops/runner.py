@@ -34,7 +34,6 @@ from verl_multiturn.rollout.limits import Limits
 from verl_multiturn.rollout.outcome import Outcome, Request
 from verl_multiturn.tools.running.gate import Gate
 from verl_multiturn.tools.running.session import ToolSession
-from verl_multiturn.verl_bridge.keeper import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.loops.life import note_score
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, OutputSettings, to_outputs
 from verl_multiturn.verl_bridge.loops.recorder import recorder_of
@@ -44,6 +43,7 @@ from verl_multiturn.verl_bridge.model.chat_setup import check_names, make_chat
 from verl_multiturn.verl_bridge.model.loading import LoadedModel
 from verl_multiturn.verl_bridge.model.processors import plain_dict
 from verl_multiturn.verl_bridge.rows import make_request, row_name
+from verl_multiturn.verl_bridge.run_keeper import RayKeeper, RaySlots
 from verl_multiturn.verl_bridge.settings import settings_of
 
 logger = logging.getLogger(__name__)

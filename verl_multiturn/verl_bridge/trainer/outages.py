@@ -31,7 +31,7 @@ from verl_multiturn.errors import OutageError
 from verl_multiturn.observe.metrics import Stats
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, VALIDATION, list_prompts, put_zeros
-from verl_multiturn.verl_bridge.keeper import KEEPER
+from verl_multiturn.verl_bridge.run_keeper import KEEPER
 from verl_multiturn.verl_bridge.trainer.report import PREFIX
 from verl_multiturn.verl_bridge.trainer.rows.batch_rows import BatchRows
 

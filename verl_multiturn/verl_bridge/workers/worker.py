@@ -30,7 +30,6 @@ from verl_multiturn.rollout.groups.siblings import Siblings
 from verl_multiturn.rollout.life import current
 from verl_multiturn.verl_bridge.closing import close_at_end
 from verl_multiturn.verl_bridge.compat.row_store import TRAIN, VALIDATION
-from verl_multiturn.verl_bridge.keeper import RayKeeper
 from verl_multiturn.verl_bridge.loops.agent_loop import tool_schemas
 from verl_multiturn.verl_bridge.loops.life import follow, note_score
 from verl_multiturn.verl_bridge.loops.output import is_valid
@@ -38,6 +37,7 @@ from verl_multiturn.verl_bridge.loops.recorder import recorder_of
 from verl_multiturn.verl_bridge.loops.rewards import NearRewards, Rewards
 from verl_multiturn.verl_bridge.loops.teacher import TeacherRows, teacher_rows
 from verl_multiturn.verl_bridge.names import REROLLED_FROM, SAMPLING_LOOPS
+from verl_multiturn.verl_bridge.run_keeper import RayKeeper
 from verl_multiturn.verl_bridge.settings import has_rubric, settings_of
 from verl_multiturn.verl_bridge.traces.tracer import Tracer, hold_verls_tracing
 from verl_multiturn.verl_bridge.workers.group_end import GroupEnd

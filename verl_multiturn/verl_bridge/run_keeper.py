@@ -1,22 +1,14 @@
 """`RunKeeper`: one Ray actor with the state of calls that all workers of a run share.
 
-It keeps the slots of a tool's `concurrency_total`, and the breakers of outages (`calls/outages/store.py`). The first
-process that needs the actor creates it; it ends with the run. When it dies, the next call makes a new one: its slots
-are free then, and workers report their knowledge of outages to it.
-
-Invariants of the slots:
-- at most `limit` leases of a tool are out that have not expired;
-- when a worker dies, its slots become free once its leases expire;
-- a caller that is cancelled while it waits leaves neither a lease nor a place in the queue behind.
+It keeps the slots of a tool's `concurrency_total` (`calls/shared_slots.py`), and the breakers of outages
+(`calls/outages/store.py`). The first process that needs the actor creates it; it ends with the run. When it dies, the
+next call makes a new one: its slots are free then, and workers report their knowledge of outages to it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 from uuid import uuid4
@@ -26,62 +18,12 @@ from ray.exceptions import RayError
 
 from verl_multiturn.calls.outages.messages import CallAdmission, StoreAnswer, StoreLostError, Sums, Waiting
 from verl_multiturn.calls.outages.store import OutageStore
+from verl_multiturn.calls.shared_slots import SlotKeeper
 
 logger = logging.getLogger(__name__)
 
 KEEPER = "verl_multiturn_slots"
 """Name of the actor."""
-
-
-class SlotKeeper:
-    """The code of the actor, which itself does not use Ray."""
-
-    def __init__(self) -> None:
-        self._leases: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        """Leases of each tool, with the time (`time.monotonic`) when each expires."""
-        self._changed: defaultdict[str, asyncio.Condition] = defaultdict(asyncio.Condition)
-        self._waiting: set[str] = set()
-
-    async def acquire(self, tool: str, limit: int, lease: str, wait_s: float, lease_s: float) -> bool:
-        """Wait for a slot of a tool and take it.
-
-        Args:
-            tool: Name of the tool.
-            limit: Most slots of the tool that may be taken at once.
-            lease: The caller's unique id for this slot.
-            wait_s: Seconds to wait for a free slot.
-            lease_s: Seconds after which the slot counts as free again, since its worker must have died.
-
-        Returns:
-            True when the slot was taken; False when none became free in time, or `release` was called meanwhile.
-        """
-        leases, changed = self._leases[tool], self._changed[tool]
-        until = time.monotonic() + wait_s
-        self._waiting.add(lease)
-        try:
-            async with changed:
-                while lease in self._waiting:
-                    now = time.monotonic()
-                    for expired in [key for key, end in leases.items() if end <= now]:
-                        del leases[expired]
-                    if len(leases) < limit:
-                        leases[lease] = now + lease_s
-                        return True
-                    if now >= until:
-                        return False
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(min(until, *leases.values()) - now):
-                            await changed.wait()
-                return False
-        finally:
-            self._waiting.discard(lease)
-
-    async def release(self, tool: str, lease: str) -> None:
-        """Give the slot of a lease back, or take the lease out of the queue."""
-        async with self._changed[tool]:
-            self._leases[tool].pop(lease, None)
-            self._waiting.discard(lease)
-            self._changed[tool].notify_all()
 
 
 class RunKeeper(SlotKeeper, OutageStore):
