@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -193,6 +195,43 @@ def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, serve
     assert [line.partition(": ")[2] for line in raised] == [
         "the reward function raised ZeroDivisionError: no (raises.py:2); further ones are counted"
     ]
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+def routed(pattern: str, name: str) -> list[str]:
+    """Return the overrides of an evaluation by our `compute_score` with one route."""
+    ours = [f"{FUNCTION}.path='pkg://verl_multiturn.rewards'", f"{FUNCTION}.name=compute_score"]
+    return [*ours, f"+{FUNCTION}.reward_kwargs.routes={{{pattern}: {name}}}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (routed("reasoning*", "eval_rewards.rewrad"), "routes['reasoning*']: 'eval_rewards' has no 'rewrad'; did you"),
+        (routed("reasoning*", "eval_rewards.narrow"), "'eval_rewards.narrow' cannot be called with (solution, ground"),
+        ([f"{FUNCTION}.path={{tmp}}/eval_rewards.py"], "eval_rewards.py) cannot be called as verl calls it"),
+        (routed("your/*", "eval_rewards.reward"), "data_source 'reasoning/sum' has no reward; known are ['your/*', "),
+    ],
+    ids=["name", "signature", "compute_score", "data_source"],
+)
+def test_a_reward_that_could_not_be_called_is_refused_before_a_conversation(
+    overrides: list[str], said: str, tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eval_rewards.py").write_text(
+        "def reward(solution, ground_truth): ...\ndef narrow(solution): ...\ndef compute_score(solution, truth): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "eval_rewards", raising=False)
+    table = pq.read_table(rows)
+    sources = pa.array(["reasoning/sum"] * len(table))
+    other = tmp_path / "rows.parquet"
+    pq.write_table(table.set_column(table.column_names.index("data_source"), "data_source", sources), other)
+    words = [word.replace("{tmp}", str(tmp_path)) for word in overrides]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        evaluate(job(tmp_path / "out", other, server, *words), quiet, quiet)
+    assert server.asked == 0
 
 
 @pytest.mark.parametrize("add", [False, True])

@@ -23,6 +23,7 @@ from verl_multiturn.describe import message_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, relative, sql, tool_n1
 from verl_multiturn.rewards import programs as code
+from verl_multiturn.rewards.contract import GROUP, load_route
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
 from verl_multiturn.rewards.judge import JudgeOptions
@@ -72,7 +73,6 @@ ROUTES: dict[str, str] = {
 }
 """Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
-_GROUP = "rewards"
 # Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
@@ -179,7 +179,7 @@ def _read(raw: str) -> RewardKwargs:
     kwargs = check_reward_kwargs(json.loads(raw), "reward_kwargs")
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS:
-            resolve(name, f"reward_kwargs.routes[{pattern!r}]", _GROUP)
+            load_route(name, f"reward_kwargs.routes[{pattern!r}]")
     return kwargs
 
 
@@ -196,7 +196,7 @@ def check_reward_kwargs(raw: Mapping[str, Any], where: str) -> RewardKwargs:
     kwargs = read_model(RewardKwargs, raw, where)
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS and is_reference(name):
-            installed_entry(name, _GROUP, f"{where}.routes[{pattern!r}]")
+            installed_entry(name, GROUP, f"{where}.routes[{pattern!r}]")
         elif name not in REWARDS and "." not in name:
             raise ConfigError(
                 f"{where}.routes[{pattern!r}]: {name!r} is no reward; known are {sorted(REWARDS)}, or write "
@@ -218,7 +218,7 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
     for pattern, name in [*routes.items(), *ROUTES.items()]:
         if fnmatchcase(str(data_source).lower(), pattern.lower()):
             return name
-    known = sorted({*routes, *ROUTES})
+    known = list(dict.fromkeys([*routes, *sorted(ROUTES)]))
     raise ConfigError(
         f"data_source {data_source!r} has no reward; known are {known}. Name one with "
         f"+reward.custom_reward_function.reward_kwargs.routes='{{{data_source}: REWARD}}', where REWARD is one of "
@@ -231,7 +231,7 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
 
     A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one goes on.
     """
-    function = resolve(name, "reward_kwargs.routes", _GROUP)
+    function = resolve(name, "reward_kwargs.routes", GROUP)
     async with asyncio.timeout(timeout_s):
         if inspect.iscoroutinefunction(function):
             score = await function(solution, ground_truth)
