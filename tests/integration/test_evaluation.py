@@ -27,6 +27,7 @@ from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.models.hash import model_hash
+from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
@@ -232,6 +233,28 @@ def test_a_reward_that_could_not_be_called_is_refused_before_a_conversation(
     with pytest.raises(ConfigError, match=re.escape(said)):
         evaluate(job(tmp_path / "out", other, server, *words), quiet, quiet)
     assert server.asked == 0
+
+
+def test_a_routed_reward_that_raises_is_named_in_table_and_symptoms(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "eval_raises.py").write_text(
+        "def reward(solution, truth):\n    return solution.extra_info['user_txts']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert evaluate(job(tmp_path / "out", rows, server, *routed("reasoning*", "eval_raises.reward")), quiet, quiet)
+    results = read_results(tmp_path / "out")
+    found = summary_of(results)
+    assert (found["rewards_failed"], found["rewards_timed_out"], found["failed"], found["avg"]) == (4, 0, 0, 0.0)
+    said = [record.getMessage() for record in caplog.records if "eval_raises" in record.getMessage()]
+    assert len(said) == 1
+    begin, end = (
+        "reward 'eval_raises.reward' failed with KeyError: 'user_txts' (eval_raises.py:2), for the ",
+        "row with ",
+    )
+    assert said[0].startswith(f"{begin}{end}extra_info.index ")
+    symptoms = [(each.symptom, each.kind) for each in explain(Records(tmp_path / "out"))]
+    assert symptoms[0] == ("rewards_fail", "alarm")
 
 
 @pytest.mark.parametrize("add", [False, True])

@@ -100,7 +100,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = await function(*args, **kwargs)
             except ConfigError as error:
-                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+                raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
             return _read(result, named, kwargs)
 
     else:
@@ -110,7 +110,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = function(*args, **kwargs)
             except ConfigError as error:
-                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+                raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
             return _read(result, named, kwargs)
 
     judge.is_checked = True  # type: ignore[attr-defined]  # managers may share a function
@@ -143,11 +143,16 @@ def _read(result: Any, named: str, row: Mapping[str, Any]) -> Any:
         what = f"a reward that cannot be used: {message_of(error)}"
     else:
         return result
-    raise RewardContractError(f"the reward function {named} was given {_row_of(row)}, and returned {what}")
+    raise RewardContractError(f"the reward function {named} was given {row_name(row)}, and returned {what}")
 
 
-def _row_of(row: Mapping[str, Any]) -> str:
-    """Return the name of a row, by its author's name for it."""
+def row_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a row, by its author's name for it.
+
+    Args:
+        row: Keywords of verl's call of a reward function. Example of the result: `the row with extra_info.index 1,
+            data_source 'sums', ground_truth '7'`.
+    """
     extra = row.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     known = [] if index is None else [f"extra_info.index {show(index)}"]

@@ -19,11 +19,11 @@ from verl_multiturn.calls.loading.entry_points import installed_entry, is_refere
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
-from verl_multiturn.describe import message_of, show
+from verl_multiturn.describe import message_of, place_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, relative, sql, tool_n1
 from verl_multiturn.rewards import programs as code
-from verl_multiturn.rewards.contract import GROUP, load_route
+from verl_multiturn.rewards.contract import GROUP, load_route, row_name
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
 from verl_multiturn.rewards.judge import JudgeOptions
@@ -34,7 +34,7 @@ from verl_multiturn.rewards.rubric import RubricOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain, with_verdicts
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
-from verl_multiturn.rows.reward_numbers import NoNumberError, as_reward
+from verl_multiturn.rows.reward_numbers import NoNumberError, UnusableNumberError, as_reward
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ async def compute_score(
     kwargs = read_reward_kwargs(reward_kwargs)
     name = find_reward(data_source, kwargs.routes)
     solution = Solution.of_row(data_source, solution_str, extra_info)
+    row = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}
     try:
         if name in REWARDS:
             options: RewardOptions = getattr(kwargs, name)
@@ -155,9 +156,9 @@ async def compute_score(
         outage = cause_of(error, "model", written=written) == "outage"
         unjudgeable = isinstance(error, UnjudgedError)
         score = Score(answered=1.0, failed=1.0, outage=float(outage), unjudgeable=float(unjudgeable))
-        _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
+        _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}{place_of(error)}", row)
     if score.timed_out:
-        _warn_once(name, "ran out of time", "")
+        _warn_once(name, "ran out of time", "", row)
     report = compose(score, solution, options)
     return with_verdicts(report, score) if kwargs.has_rubric else dict(report)
 
@@ -243,14 +244,24 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
             f"{name} returned a coroutine that nobody awaits; write it with async def, or await it inside"
         )
     if not isinstance(score, Score):
-        raise ConfigError(f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score")
+        raise ConfigError(
+            f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score: {_as_score(score)} on every path"
+        )
     return score
+
+
+def _as_score(value: Any) -> str:
+    """Return what to write in the place of a value that is no `Score`, as in `return Score(value=0.5)`."""
+    try:
+        return f"return Score(value={as_reward(value):g})"
+    except (NoNumberError, UnusableNumberError):
+        return "return Score(value=…), or Score() for no answer,"
 
 
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn_once(name: str, what: str, detail: str) -> None:
+def _warn_once(name: str, what: str, detail: str, row: Mapping[str, Any]) -> None:
     if (name, what) not in _warned:
         _warned.add((name, what))
-        logger.warning("reward %r %s%s; further ones are only counted", name, what, detail)
+        logger.warning("reward %r %s%s, for %s; further ones are only counted", name, what, detail, row_name(row))
