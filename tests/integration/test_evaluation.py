@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from verl_multiturn.evaluation.compare import compare, comparison_summary
 from verl_multiturn.evaluation.results import read_results
 from verl_multiturn.evaluation.tables import summary_of, table_of
 from verl_multiturn.models.hash import model_hash
+from verl_multiturn.observe.explain.explanation import explain
 from verl_multiturn.records.read import joins
 from verl_multiturn.records.read.learning import SelectionRule, choose
 from verl_multiturn.records.read.records import Records
@@ -208,6 +211,65 @@ def test_a_reward_that_raises_is_counted_apart(tmp_path: Path, rows: Path, serve
     assert [line.partition(": ")[2] for line in raised] == [
         "the reward function raised ZeroDivisionError: no (raises.py:2); further ones are counted"
     ]
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+def routed(pattern: str, name: str) -> list[str]:
+    """Return the overrides of an evaluation by our `compute_score` with one route."""
+    ours = [f"{FUNCTION}.path='pkg://verl_multiturn.rewards'", f"{FUNCTION}.name=compute_score"]
+    return [*ours, f"+{FUNCTION}.reward_kwargs.routes={{{pattern}: {name}}}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (routed("reasoning*", "eval_rewards.rewrad"), "routes['reasoning*']: 'eval_rewards' has no 'rewrad'; did you"),
+        (routed("reasoning*", "eval_rewards.narrow"), "'eval_rewards.narrow' cannot be called with (solution, ground"),
+        ([f"{FUNCTION}.path={{tmp}}/eval_rewards.py"], "eval_rewards.py) cannot be called as verl calls it"),
+        (routed("your/*", "eval_rewards.reward"), "data_source 'reasoning/sum' has no reward; known are ['your/*', "),
+    ],
+    ids=["name", "signature", "compute_score", "data_source"],
+)
+def test_a_reward_that_could_not_be_called_is_refused_before_a_conversation(
+    overrides: list[str], said: str, tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eval_rewards.py").write_text(
+        "def reward(solution, ground_truth): ...\ndef narrow(solution): ...\ndef compute_score(solution, truth): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "eval_rewards", raising=False)
+    table = pq.read_table(rows)
+    sources = pa.array(["reasoning/sum"] * len(table))
+    other = tmp_path / "rows.parquet"
+    pq.write_table(table.set_column(table.column_names.index("data_source"), "data_source", sources), other)
+    words = [word.replace("{tmp}", str(tmp_path)) for word in overrides]
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        evaluate(job(tmp_path / "out", other, server, *words), quiet, quiet)
+    assert server.asked == 0
+
+
+def test_a_routed_reward_that_raises_is_named_in_table_and_symptoms(
+    tmp_path: Path, rows: Path, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "eval_raises.py").write_text(
+        "def reward(solution, truth):\n    return solution.extra_info['user_txts']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert evaluate(job(tmp_path / "out", rows, server, *routed("reasoning*", "eval_raises.reward")), quiet, quiet)
+    results = read_results(tmp_path / "out")
+    found = summary_of(results)
+    assert (found["rewards_failed"], found["rewards_timed_out"], found["failed"], found["avg"]) == (4, 0, 0, 0.0)
+    said = [record.getMessage() for record in caplog.records if "eval_raises" in record.getMessage()]
+    assert len(said) == 1
+    begin, end = (
+        "reward 'eval_raises.reward' failed with KeyError: 'user_txts' (eval_raises.py:2), for the ",
+        "row with ",
+    )
+    assert said[0].startswith(f"{begin}{end}extra_info.index ")
+    symptoms = [(each.symptom, each.kind) for each in explain(Records(tmp_path / "out"))]
+    assert symptoms[0] == ("rewards_fail", "alarm")
 
 
 @pytest.mark.parametrize("add", [False, True])

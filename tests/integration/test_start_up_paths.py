@@ -260,7 +260,19 @@ CODE = {
     "takes.py": "def compute_score(data_source, solution_str, ground_truth, extra_info, *, length=1, weight=1): ...",
     "plain.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): ...",
     "text.txt": "def compute_score(): ...",
+    "short_names.py": "def compute_score(data_source, solution, truth, extra): ...",
+    "my_own_rewards.py": "RATE = 3\ndef reward(solution, ground_truth): ...\ndef wide(solution, truth, extra): ...",
+    "my_broken_rewards.py": "import os\nos.environ['NO_SUCH_KEY']",
 }
+OURS = {f"{REWARD}.path": "'pkg://verl_multiturn.rewards'", f"{REWARD}.name": "compute_score"}
+
+
+def routed(name: str) -> dict[str, str]:
+    """Return the settings of a run with one route."""
+    return {**OURS, f"{REWARD}.reward_kwargs": f"{{routes: {{'my/*': {name}}}}}"}
+
+
+ROUTE = f"{REWARD}.reward_kwargs.routes['my/*']: "
 
 
 @pytest.mark.usefixtures("imports_in_a_fork")
@@ -339,19 +351,75 @@ CODE = {
             "agent_loop_config_path='loops.yaml': _target_='json.Loop': 'json' has no 'Loop'",
         ),
         ({f"{ROLLOUT}.router_config_path": "gone.yaml"}, "router_config_path='gone.yaml': there is no such file"),
+        (
+            {f"{REWARD}.path": "short_names.py"},
+            "short_names.py) cannot be called as verl calls it, with data_source=…, solution_str=…, ground_truth=…, "
+            "extra_info=…: missing a required argument: 'solution'; it takes no 'solution_str' (did you "
+            "mean 'solution'?); write it as def compute_score(data_source, solution_str, ground_truth, "
+            "extra_info, **kwargs)",
+        ),
+        (
+            routed("my_own_rewards.rewrad"),
+            f"{ROUTE}'my_own_rewards' has no 'rewrad'; did you mean 'reward'?",
+        ),
+        (
+            routed("my_own_rewardss.reward"),
+            f"{ROUTE}cannot import 'my_own_rewardss' (ModuleNotFoundError: No module named 'my_own_rewardss'); did you "
+            "mean 'my_own_rewards'? Otherwise install it, set PYTHONPATH, or start in the folder where it lies",
+        ),
+        (
+            routed("my_broken_rewards.reward"),
+            f"{ROUTE}cannot import 'my_broken_rewards' (KeyError: 'NO_SUCH_KEY' (my_broken_rewards.py:2)); install it",
+        ),
+        (routed("my_own_rewards.RATE"), f"{ROUTE}expected a function, but 'my_own_rewards.RATE' is 3; write it as def"),
+        (
+            routed("my_own_rewards.wide"),
+            f"{ROUTE}'my_own_rewards.wide' cannot be called with (solution, ground_truth): missing a required "
+            "argument: 'extra'; write it as def wide(solution, ground_truth)",
+        ),
     ],
 )
-def test_code_that_cannot_be_used(rows: str, tmp_path: Path, changes: dict[str, str], message: str) -> None:
+def test_code_that_cannot_be_used(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str
+) -> None:
     from verl_multiturn import ConfigError
     from verl_multiturn.verl_bridge.startup.own_code import check_own_code
     from verl_multiturn.verl_bridge.startup.view import RunView
 
     for name, text in CODE.items():
         (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as a run's process has the folder in which it begins
     (tmp_path / "map.yaml").write_text("a: 1\n")
     (tmp_path / "loops.yaml").write_text("- {name: own, _target_: json.Loop}\n")
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_own_code(RunView(composed(rows, **changes)))
+
+
+@pytest.mark.usefixtures("imports_in_a_fork")
+def test_routes_that_can_be_used_are_shown(rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+    from verl_multiturn.verl_bridge.startup.plan_table import facts_of, lines_of
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    (tmp_path / "my_own_rewards.py").write_text(CODE["my_own_rewards.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check_own_code(RunView(composed(rows, **routed("my_own_rewards.reward"))))
+    run = RunView(composed(rows, **routed("math")))
+    check_own_code(run)
+    facts = facts_of(run)
+    assert facts["reward_routes"] == {"my/*": "math"}
+    assert lines_of(facts)["reward"] == "pkg://verl_multiturn.rewards:compute_score (routes); my/*: math"
+
+
+@pytest.mark.usefixtures("imports_in_a_fork")
+def test_a_manager_of_ones_own_may_call_otherwise(rows: str, tmp_path: Path) -> None:
+    from verl_multiturn.verl_bridge.startup.own_code import check_own_code
+    from verl_multiturn.verl_bridge.startup.view import RunView
+
+    (tmp_path / "short_names.py").write_text(CODE["short_names.py"] + "\nclass Manager: ...\n")
+    own = {"reward.reward_manager.source": "importlib", "reward.reward_manager.name": "Manager"}
+    own |= {"reward.reward_manager.module.path": "short_names.py", f"{REWARD}.path": "short_names.py"}
+    check_own_code(RunView(composed(rows, **own)))
 
 
 def test_the_code_is_imported_in_a_process_of_its_own(
@@ -369,7 +437,7 @@ def test_the_code_is_imported_in_the_environment_of_the_workers(
 ) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "theirs.py").touch()
-    (tmp_path / "own.py").write_text("import os, theirs\nos.environ['THEIR_KEY']\ndef compute_score(): pass")
+    (tmp_path / "own.py").write_text("import os, theirs\nos.environ['THEIR_KEY']\ndef compute_score(**given): pass")
     code = {f"{REWARD}.path": str(tmp_path / "own.py")}
     assert "cannot be imported" in refused(composed(rows, **code), capsys)
     place = "ray_kwargs.ray_init.runtime_env"

@@ -41,6 +41,7 @@ def write_evaluation(
     seconds: float = 3.0,
     times: Mapping[tuple[int, int], tuple[float, float]] | None = None,
     accs: Mapping[tuple[int, int], float] | None = None,
+    parts: Mapping[tuple[int, int], Mapping[str, float]] | None = None,
     generations: Sequence[Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> Path:
@@ -56,6 +57,7 @@ def write_evaluation(
         seconds: How long a conversation took.
         times: When a sample began, and how long it took, in seconds since `BEGAN`, by row and number.
         accs: Values that a reward reported as `acc`, by row and number.
+        parts: Other numbers that a reward reported, by row and number.
         generations: Entries of each conversation's generations in the place of its own.
         changes: Entries of `evaluation.json`.
     """
@@ -92,7 +94,8 @@ def write_evaluation(
             writer.keep(lambda record=record: record, {**line, "at": record["ended"]})  # type: ignore[misc]
             score = None if isinstance(what, str) else float(what)
             acc = {"acc": (accs or {})[number, sample]} if (number, sample) in (accs or {}) else {}
-            row = joined_row(record, validation=True, score=score, parts=json.dumps(acc))
+            reported = {**acc, **(parts or {}).get((number, sample), {})}
+            row = joined_row(record, validation=True, score=score, parts=json.dumps(reported))
             joined.append(joins.JoinedRow(**{**row, "untrained": what if isinstance(what, str) else None}))
     writer.close()
     joins.write(records, joins.name_of(True, 0, start), joins.table_of(joined))

@@ -29,7 +29,7 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records.read.fates import start_of
 from verl_multiturn.records.read.lines import flaw_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.read.scores import Reward, by_role, joined_rewards
+from verl_multiturn.records.read.scores import TIMED_OUT, Reward, by_role, has_failed, joined_rewards
 from verl_multiturn.rows.reward_numbers import RoleRewards, ScoreRange
 
 
@@ -105,6 +105,10 @@ class EvaluatedSample(NamedTuple):
     """The value `acc` of its reward; None: not reported."""
     roles: str | None = None
     """Its rewards by role, as `scores.rewards_in` has them; None without roles."""
+    reward_failed: bool = False
+    """Whether its reward reported `failed`, so that its score of 0 is no verdict."""
+    reward_timed_out: bool = False
+    """Whether its reward reported `timed_out`."""
 
     @property
     def by_role(self) -> RoleRewards:
@@ -189,6 +193,16 @@ class Results:
     def count(self, state: str) -> int:
         """Return the number of conversations that are `scored`, `invalid` or `failed`."""
         return sum(sample.state == state for row in self.rows for sample in row.samples)
+
+    @property
+    def failed_rewards(self) -> int:
+        """Number of conversations with a score whose reward reported `failed`."""
+        return sum(sample.reward_failed for row in self.rows for sample in row.samples)
+
+    @property
+    def late_rewards(self) -> int:
+        """Number of conversations with a score whose reward reported `timed_out`."""
+        return sum(sample.reward_timed_out for row in self.rows for sample in row.samples)
 
     @property
     def scores(self) -> ScoreRange:
@@ -295,6 +309,7 @@ def _worth(sample: EvaluatedSample) -> tuple[bool, float]:
 def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedSample:
     generations = record["generations"]
     cached = [each["cached_tokens"] for each in generations if each["cached_tokens"] is not None]
+    has_score, parts = record["valid"] and reward.score is not None, reward.parts
     return EvaluatedSample(
         request_id=record["request_id"],
         row=record["row"]["number"],
@@ -314,6 +329,8 @@ def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedS
         paths=paths_of(record),
         acc=reward.acc,
         roles=reward.roles_text,
+        reward_failed=has_score and has_failed(parts),
+        reward_timed_out=has_score and parts.get(TIMED_OUT, 0.0) > 0,
     )
 
 

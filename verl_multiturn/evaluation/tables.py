@@ -5,6 +5,7 @@ Only rows of `Results.shown` are in the figures. Failures are reported for all c
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,7 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
 
     `rows` are those that the figures are made of, `asked` all, `whole` those that are whole. An interval is a list of
     two numbers, or null; then `avg_no_interval` gives the reason. `benchmark` is there for an evaluation by name.
+    `rewards_failed` and `rewards_timed_out` count scored conversations whose reward broke or was late.
     """
     evaluation = results.evaluation
     shown = figures_of(results.shown, evaluation.samples, price)
@@ -63,6 +65,8 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
         "conversations": results.count("scored"),
         "invalid": results.count("invalid"),
         "failed": results.count("failed"),
+        "rewards_failed": results.failed_rewards,
+        "rewards_timed_out": results.late_rewards,
         "faults": len(results.faults),
         **({} if evaluation.benchmark is None else {"benchmark": evaluation.benchmark.model_dump()}),
     }
@@ -71,14 +75,15 @@ def summary_of(results: Results, price: Price | None = None) -> dict[str, Any]:
 def failures_of(results: Results) -> dict[tuple[str, str], list[str]]:
     """Return the request ids of conversations that failed, by their kind and their stop reason; most first.
 
-    Their kind is `wrong` (they have a reward, and did not solve their task), `invalid` or `failed`. Wrong ones are
-    those of the rows that are shown.
+    Their kind is `wrong` (they have a reward, and did not solve their task), `reward failed` (wrong, since it broke or
+    was late), `invalid` or `failed`. Those of the first two kinds are of the rows that are shown.
     """
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in results.shown:
         for sample in row.samples:
             if not sample.right:
-                found["wrong", sample.stop_reason].append(sample.request_id)
+                has_verdict = not (sample.reward_failed or sample.reward_timed_out)
+                found["wrong" if has_verdict else "reward failed", sample.stop_reason].append(sample.request_id)
     for row in results.rows:
         for sample in row.samples:
             if sample.state != "scored":
@@ -130,6 +135,12 @@ def _heads(results: Results) -> list[str]:
         lines.append(
             f"figures are of the first {len(results.shown)} of these: {left_out} may be there only because their "
             "conversations were short"
+        )
+    found = {"broke": results.failed_rewards, "was late": results.late_rewards}
+    if told := [f"{how} in {count}" for how, count in found.items() if count]:
+        lines.append(
+            f"the reward {' and '.join(told)} of {results.count('scored')} conversations, which score 0 whatever their "
+            f"answer: verl-multiturn explain {shlex.quote(str(results.folder))}"
         )
     if results.is_over and results.whole < results.evaluation.rows:
         lines.append("rows with an invalid or failed conversation are left out; the same command asks for these again")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ REWARD = "critic/score/mean"
 _NAME = re.compile(r"metrics(?:\.(\d+))?\.jsonl")
 # A key that verl logs with every training step, and not with a validation before the first step.
 _TRAINED = "training/global_step"
+_REPORTED = "rollout/reward/"
+"""Begin of the means of numbers that a reward function reported."""
+_NONE = 1e-6
 _LONGEST = 16 << 20
 """Bytes of a line; a longer one was not written by verl."""
 
@@ -55,6 +58,21 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         for step, data in entries:
             by_step[step] = by_step.get(step, {}) | data
     return [{"step": step, "data": by_step[step]} for step in sorted(by_step)]
+
+
+def reward_failures(data: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many rewards of a step score 0 since they broke or were late; {} where none did. Outages do not count.
+
+    Args:
+        data: The metrics of a training step. Example of the result: `{"failed": 3.0, "timed out": 1.0}`.
+    """
+
+    def count(name: str) -> float:
+        of = data.get(f"{_REPORTED}{name}/conversations", data.get("rollout/trajectories", 0.0))
+        return float(data.get(f"{_REPORTED}{name}/mean", 0.0) * of)
+
+    found = {"failed": count("failed") - count("outage") - count("unjudgeable"), "timed out": count("timed_out")}
+    return {name: number for name, number in found.items() if number > _NONE}
 
 
 def _entries(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,5 +1,7 @@
 """`require_rewards`: a reward function that returns rewards, or names its mistake: function, row and value.
 
+`load_route` and `call_problem` find a function that could not be called, before the first conversation.
+
     verl's reward manager ─▶ checked function ─▶ the author's function
                                   └─ a result that is not a reward, ConfigError: RewardContractError, which ends the run
 
@@ -14,15 +16,68 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from verl_multiturn.describe import message_of, show
+from verl_multiturn.calls.loading.dotted_names import resolve
+from verl_multiturn.describe import message_of, show, unbound
 from verl_multiturn.errors import ConfigError, RewardContractError
 from verl_multiturn.rows.reward_numbers import NoNumberError, UnusableNumberError, score_of
 
+KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""Keywords with which verl's reward managers call a reward function."""
+GROUP = "rewards"
+"""Group of the entry points that a route may name."""
 _LONGEST = 200
 """Characters of a ground truth that a message shows."""
+
+
+def load_route(name: str, where: str) -> Callable[..., Any]:
+    """Import the function that a route names, and return it.
+
+    Args:
+        name: Its dotted name, or its reference `package/name`.
+        where: The setting of the route, for errors.
+
+    Raises:
+        ConfigError: It cannot be imported, is no function, or cannot be called with a solution and a ground truth.
+    """
+    function = resolve(name, where, GROUP)
+    last = name.replace("/", ".").rpartition(".")[2]
+    remedy = f"write it as def {last}(solution, ground_truth)"
+    if not callable(function):
+        raise ConfigError(f"{where}: expected a function, but {name!r} is {show(function, 100)}; {remedy}")
+    parameters = _signature_of(function)
+    if parameters is not None and (problem := unbound(parameters, (None, None), {})):
+        raise ConfigError(f"{where}: {name!r} cannot be called with (solution, ground_truth): {problem}; {remedy}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def call_problem(function: Callable[..., Any], options: Iterable[str] = ()) -> str:
+    """Return why verl cannot call a reward function in the place of `compute_score`, and the remedy; "" where it can.
+
+    Args:
+        function: The author's function.
+        options: Names of its own keywords, from `reward_kwargs`.
+    """
+    if (parameters := _signature_of(function)) is None:
+        return ""
+    if not (problem := unbound(parameters, (), dict.fromkeys([*KEYWORDS, *options]))):
+        return ""
+    return (
+        f"the reward function {name_of(function)} cannot be called as verl calls it, with "
+        f"{', '.join(f'{name}=…' for name in KEYWORDS)}: {problem}; write it as def "
+        f"compute_score({', '.join(KEYWORDS)}, **kwargs)"
+    )
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        # A decorator may take keywords that the function within it does not.
+        return inspect.signature(function, follow_wrapped=False)
+    except Exception:  # a builtin does not show its parameters, and an author's object may refuse in any way
+        return None
 
 
 def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +100,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = await function(*args, **kwargs)
             except ConfigError as error:
-                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+                raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
             return _read(result, named, kwargs)
 
     else:
@@ -55,7 +110,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = function(*args, **kwargs)
             except ConfigError as error:
-                raise RewardContractError(f"{_row_of(kwargs)}: {message_of(error)}") from error
+                raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
             return _read(result, named, kwargs)
 
     judge.is_checked = True  # type: ignore[attr-defined]  # managers may share a function
@@ -88,11 +143,16 @@ def _read(result: Any, named: str, row: Mapping[str, Any]) -> Any:
         what = f"a reward that cannot be used: {message_of(error)}"
     else:
         return result
-    raise RewardContractError(f"the reward function {named} was given {_row_of(row)}, and returned {what}")
+    raise RewardContractError(f"the reward function {named} was given {row_name(row)}, and returned {what}")
 
 
-def _row_of(row: Mapping[str, Any]) -> str:
-    """Return the name of a row, by its author's name for it."""
+def row_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a row, by its author's name for it.
+
+    Args:
+        row: Keywords of verl's call of a reward function. Example of the result: `the row with extra_info.index 1,
+            data_source 'sums', ground_truth '7'`.
+    """
     extra = row.get("extra_info")
     index = extra.get("index") if isinstance(extra, Mapping) else None
     known = [] if index is None else [f"extra_info.index {show(index)}"]

@@ -19,10 +19,11 @@ from verl_multiturn.calls.loading.entry_points import installed_entry, is_refere
 from verl_multiturn.calls.outages.authorship import WrittenTexts
 from verl_multiturn.calls.outages.causes import cause_of
 from verl_multiturn.config import read_model
-from verl_multiturn.describe import message_of, show
+from verl_multiturn.describe import message_of, place_of, show
 from verl_multiturn.errors import ConfigError, UnjudgedError
 from verl_multiturn.rewards import gsm8k, gym, judge, mathematics, qa, relative, sql, tool_n1
 from verl_multiturn.rewards import programs as code
+from verl_multiturn.rewards.contract import GROUP, load_route, row_name
 from verl_multiturn.rewards.gsm8k import Gsm8kOptions
 from verl_multiturn.rewards.gym import GymOptions
 from verl_multiturn.rewards.judge import JudgeOptions
@@ -33,7 +34,7 @@ from verl_multiturn.rewards.rubric import RubricOptions
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, plain, with_verdicts
 from verl_multiturn.rewards.sql import SqlOptions
 from verl_multiturn.rewards.tool_n1 import ToolN1Options
-from verl_multiturn.rows.reward_numbers import NoNumberError, as_reward
+from verl_multiturn.rows.reward_numbers import NoNumberError, UnusableNumberError, as_reward
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,6 @@ ROUTES: dict[str, str] = {
 }
 """Patterns of `data_source`, in lower case, with the name of each one's reward; the first that matches counts."""
 
-_GROUP = "rewards"
 # Arguments that verl adds when there is a reward model.
 _OF_VERL = ("reward_router_address", "reward_model_tokenizer")
 
@@ -136,6 +136,7 @@ async def compute_score(
     kwargs = read_reward_kwargs(reward_kwargs)
     name = find_reward(data_source, kwargs.routes)
     solution = Solution.of_row(data_source, solution_str, extra_info)
+    row = {"data_source": data_source, "ground_truth": ground_truth, "extra_info": extra_info}
     try:
         if name in REWARDS:
             options: RewardOptions = getattr(kwargs, name)
@@ -143,6 +144,11 @@ async def compute_score(
         else:
             options = RewardOptions()
             score = await _run_own(name, solution, plain(ground_truth), kwargs.timeout_s)
+            if (score.verdicts or score.turn_values) and not kwargs.has_rubric:  # verl wants the same keys of each row
+                raise ConfigError(
+                    f"{name} returned a Score with verdicts or turn_values, which are used only where rubric.url is "
+                    "set; return them as JSON from a function in the place of compute_score"
+                )
         score = replace(score, value=as_reward(score.value))
     except NoNumberError as error:
         raise ConfigError(f"{name} returned a Score whose value is no number: {error}") from None
@@ -155,9 +161,9 @@ async def compute_score(
         outage = cause_of(error, "model", written=written) == "outage"
         unjudgeable = isinstance(error, UnjudgedError)
         score = Score(answered=1.0, failed=1.0, outage=float(outage), unjudgeable=float(unjudgeable))
-        _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}")
+        _warn_once(name, f"failed with {type(error).__name__}", f": {message_of(error)}{place_of(error)}", row)
     if score.timed_out:
-        _warn_once(name, "ran out of time", "")
+        _warn_once(name, "ran out of time", "", row)
     report = compose(score, solution, options)
     return with_verdicts(report, score) if kwargs.has_rubric else dict(report)
 
@@ -179,7 +185,7 @@ def _read(raw: str) -> RewardKwargs:
     kwargs = check_reward_kwargs(json.loads(raw), "reward_kwargs")
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS:
-            resolve(name, f"reward_kwargs.routes[{pattern!r}]", _GROUP)
+            load_route(name, f"reward_kwargs.routes[{pattern!r}]")
     return kwargs
 
 
@@ -196,7 +202,7 @@ def check_reward_kwargs(raw: Mapping[str, Any], where: str) -> RewardKwargs:
     kwargs = read_model(RewardKwargs, raw, where)
     for pattern, name in kwargs.routes.items():
         if name not in REWARDS and is_reference(name):
-            installed_entry(name, _GROUP, f"{where}.routes[{pattern!r}]")
+            installed_entry(name, GROUP, f"{where}.routes[{pattern!r}]")
         elif name not in REWARDS and "." not in name:
             raise ConfigError(
                 f"{where}.routes[{pattern!r}]: {name!r} is no reward; known are {sorted(REWARDS)}, or write "
@@ -218,7 +224,7 @@ def find_reward(data_source: str, routes: Mapping[str, str]) -> str:
     for pattern, name in [*routes.items(), *ROUTES.items()]:
         if fnmatchcase(str(data_source).lower(), pattern.lower()):
             return name
-    known = sorted({*routes, *ROUTES})
+    known = list(dict.fromkeys([*routes, *sorted(ROUTES)]))
     raise ConfigError(
         f"data_source {data_source!r} has no reward; known are {known}. Name one with "
         f"+reward.custom_reward_function.reward_kwargs.routes='{{{data_source}: REWARD}}', where REWARD is one of "
@@ -231,7 +237,7 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
 
     A function that is not a coroutine function runs in a thread. Nothing can stop a thread: a late one goes on.
     """
-    function = resolve(name, "reward_kwargs.routes", _GROUP)
+    function = resolve(name, "reward_kwargs.routes", GROUP)
     async with asyncio.timeout(timeout_s):
         if inspect.iscoroutinefunction(function):
             score = await function(solution, ground_truth)
@@ -243,14 +249,24 @@ async def _run_own(name: str, solution: Solution, ground_truth: Any, timeout_s: 
             f"{name} returned a coroutine that nobody awaits; write it with async def, or await it inside"
         )
     if not isinstance(score, Score):
-        raise ConfigError(f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score")
+        raise ConfigError(
+            f"{name} returned {show(score)}; expected a verl_multiturn.rewards.Score: {_as_score(score)} on every path"
+        )
     return score
+
+
+def _as_score(value: Any) -> str:
+    """Return what to write in the place of a value that is no `Score`, as in `return Score(value=0.5)`."""
+    try:
+        return f"return Score(value={as_reward(value):g})"
+    except (NoNumberError, UnusableNumberError):
+        return "return Score(value=…), or Score() for no answer,"
 
 
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn_once(name: str, what: str, detail: str) -> None:
+def _warn_once(name: str, what: str, detail: str, row: Mapping[str, Any]) -> None:
     if (name, what) not in _warned:
         _warned.add((name, what))
-        logger.warning("reward %r %s%s; further ones are only counted", name, what, detail)
+        logger.warning("reward %r %s%s, for %s; further ones are only counted", name, what, detail, row_name(row))

@@ -35,8 +35,10 @@ PACKAGE = "pkg://"
 POLICY_LOSS = "policy loss"
 """Kind of a name that the module's import has to register in verl, and need not have itself."""
 _LOSSES = ("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY")
-_OF_VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""Keywords with which verl calls a reward function."""
+REWARD = "reward"
+"""The kind of a reward function in the place of `compute_score`, which verl's reward managers call."""
+ROUTE = "route"
+"""The kind of a reward that a route names: `place` is its name."""
 ADVANTAGES = "advantages"
 """The kind of a function of advantages."""
 _FILE = "file://"
@@ -57,8 +59,8 @@ class Code:
     name: str | None = None
     """Name within the file or module; None: the import alone counts."""
     kind: str = ""
-    """The kind of object of that name: `class`, `function`, `POLICY_LOSS`, or "" for anything. `ADVANTAGES`: `place`
-    names it, too.
+    """The kind of object of that name: `class`, `function`, `REWARD`, `POLICY_LOSS`, or "" for anything. `ADVANTAGES`
+    and `ROUTE`: `place` names it, too.
     """
     options: str = ""
     """The setting that gives the function keywords of its own."""
@@ -152,6 +154,14 @@ def _problem(code: Code) -> str:
         except MultiTurnError as error:
             return str(error)
         return ""
+    if code.kind == ROUTE:
+        from verl_multiturn.rewards.contract import load_route
+
+        try:
+            load_route(code.place, code.where)
+        except MultiTurnError as error:
+            return str(error)
+        return ""
     try:
         module = _import(code.place)
     except (Exception, SystemExit) as error:  # the code may raise anything
@@ -164,10 +174,21 @@ def _problem(code: Code) -> str:
         hint = did_you_mean(code.name, vars(module)) or "correct the name, or define it there"
         return f"{code.called}: {code.place.removeprefix(PACKAGE)!r} has no {code.name!r}; {hint}"
     found = getattr(module, code.name)
-    fits = {"class": isinstance(found, type), "function": callable(found)}.get(code.kind, True)
+    kind = "function" if code.kind == REWARD else code.kind
+    fits = {"class": isinstance(found, type), "function": callable(found)}.get(kind, True)
     if not fits:
-        return f"{code.called}: expected a {code.kind}, got {show(found, 100)}; name a {code.kind}"
-    return _keyword_problem(found, code.options, code.keywords)
+        return f"{code.called}: expected a {kind}, got {show(found, 100)}; name a {kind}"
+    return _keyword_problem(found, code.options, code.keywords) or _call_problem(found, code)
+
+
+def _call_problem(function: Any, code: Code) -> str:
+    """Return why verl cannot call a reward function; "" where it can, and for any other kind of object."""
+    if code.kind != REWARD:
+        return ""
+    from verl_multiturn.rewards.contract import call_problem
+
+    problem = call_problem(function, code.keywords)
+    return f"{code.called}: {problem}" if problem else ""
 
 
 def _loss_problem(code: Code) -> str:
@@ -185,7 +206,7 @@ def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> st
     """Return which keyword a reward function does not take, and which it takes; "" where it takes all.
 
     Args:
-        function: The author's function, which verl calls with `_OF_VERL` and the keywords.
+        function: The author's function, which verl calls with keywords of its own, too.
         options: The setting that gives the keywords, for the message.
         keywords: The keywords.
     """
@@ -197,10 +218,12 @@ def _keyword_problem(function: Any, options: str, keywords: Iterable[str]) -> st
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return ""
     taken = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    own = [name for name in taken if name not in _OF_VERL]
     wrong = next((keyword for keyword in keywords if keyword not in taken), None)
     if wrong is None:
         return ""
+    from verl_multiturn.rewards.contract import KEYWORDS
+
+    own = [name for name in taken if name not in KEYWORDS]
     hint = did_you_mean(wrong, own) or "correct the name, or leave it out"
     known = ", ".join(own or taken) or "no keyword"
     return f"{options}.{wrong}: the reward function takes {known}, and not {wrong!r}; {hint}"

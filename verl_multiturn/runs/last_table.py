@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.models.location import find_model
-from verl_multiturn.observe.metric_files import REWARD, read_metrics
+from verl_multiturn.observe.metric_files import REWARD, read_metrics, reward_failures
 from verl_multiturn.runs.progress import validation_scores
 from verl_multiturn.tools.running.results import CallStatus
 from verl_multiturn.trust.settings import read_settings
@@ -132,6 +133,11 @@ def _happened(out: Path) -> list[tuple[str, str]]:
         rows_checked = _summed(steps, "rollout/certificate/rows")
         violations = _summed(steps, "rollout/certificate/violations")
         rows.append(("conversations", f"{conversations:.0f}, {invalid} invalid, {raised:.0f} raised"))
+        failures: Counter[str] = Counter()
+        for data in steps:
+            failures.update(reward_failures(data))
+        if told := [f"{round(number)} {name}" for name, number in failures.items()]:
+            rows.append(("rewards", f"{', '.join(told)}: they score 0, whatever the answer (verl-multiturn explain)"))
         rows.append(("certificate", f"{rows_checked:.0f} rows, {violations:.0f} violations"))
     seconds = _summed(steps, "timing_s/step")
     rows.append(("time", f"{timedelta(seconds=round(seconds))} in steps{_whole(out)}"))

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from verl_multiturn.describe import describe
-from verl_multiturn.observe.metric_files import REWARD, read_entry
+from verl_multiturn.observe.metric_files import REWARD, read_entry, reward_failures
 from verl_multiturn.records.read.files import record_files
 from verl_multiturn.runs.start_up import StartUp
 
@@ -131,6 +131,7 @@ class StepLines:
 
     def _of_step(self, step: int, data: dict[str, Any]) -> str:
         parts = [f"step {step:3d}", f"reward {data[REWARD]:.3f}"]
+        parts += [f"{number:.0f} rewards {name}" for name, number in reward_failures(data).items()]
         calls = data.get("rollout/calls/per_trajectory/mean")
         if calls is not None:
             parts.append(f"calls/trajectory {calls:.2f}")

@@ -50,6 +50,9 @@ STATS = "rollout"
 TRACE_BACKENDS = ("mlflow", "trackio", "weave")
 """Values of `rollout.trace.backend`."""
 
+REWARD_MANAGERS = ("naive", "dapo", "gdpo", "limited", "rate_limited", "remote")
+"""verl's reward managers. Each reads `data_source` and `reward_model`, and calls the function by the same keywords."""
+
 STATELESS_MANAGERS = ("naive", "dapo")
 """verl's reward managers that keep nothing from one row to the next; `rate_limited` counts calls in each process."""
 

@@ -254,6 +254,18 @@ class Drowned(Fault):
             talk.score = talk.parts["compute_score"] + talk.parts["tool_score"]
 
 
+class FailingRewards(Fault):
+    """A third of the rewards raises, and scores 0."""
+
+    symptom = "rewards_fail"
+
+    @override
+    def score(self, talk: Played, draw: random.Random) -> None:
+        if draw.random() < 0.33:
+            talk.parts |= {"compute_score": 0.0, "failed": 1.0}
+            talk.score = 0.0
+
+
 class Contradicting(Fault):
     """The advantages of a third of the groups have the wrong sign."""
 
@@ -371,7 +383,7 @@ def _with_call(talk: Played) -> Called:
 
 FAULTS = (
     GroupsWrong, GroupsRight, CutByLength, CutByTurns, Malformed, Unknown, Failing, Late, Refused, Waiting, Vanishing,
-    OneAnswer, Guesses, ValidationBehind, EntropyFalls, Drifting, Stale, Rerolled, Evicted, Drowned, Contradicting,
-    FailingAgents, InNoRow, RowsUnused,
+    OneAnswer, Guesses, ValidationBehind, EntropyFalls, Drifting, Stale, Rerolled, Evicted, Drowned,
+    FailingRewards, Contradicting, FailingAgents, InNoRow, RowsUnused,
 )  # fmt: skip
 STRAGGLERS = (LateEngine, LateTool, LateQueue, LateReward)

@@ -105,6 +105,25 @@ def test_failures_have_their_causes(tmp_path: Path) -> None:
     ]
 
 
+def test_rewards_that_broke_are_not_called_wrong_answers(tmp_path: Path) -> None:
+    parts = {
+        (0, 0): {"failed": 1.0},
+        (0, 1): {"failed": 0.0},
+        (1, 0): {"timed_out": 1.0},
+        (1, 1): {"failed": 1.0, "outage": 1.0},
+    }
+    results = read_results(write_evaluation(tmp_path / "out", {0: [0.0, 0.0], 1: [0.0, INVALID]}, parts=parts))
+    found = summary_of(results)
+    assert (found["rewards_failed"], found["rewards_timed_out"], found["failed"]) == (1, 1, 0)
+    assert failures_of(results) == {
+        ("invalid", "engine_error"): ["1-1-9f3c2a"],
+        ("reward failed", "finished"): ["0-0-9f3c2a"],
+        ("wrong", "finished"): ["0-1-9f3c2a"],
+    }
+    said = "the reward broke in 1 and was late in 1 of 3 conversations, which score 0 whatever their answer: "
+    assert f"{said}verl-multiturn explain {tmp_path / 'out'}" in " ".join(printed(table_of(results)))
+
+
 def test_rewards_beyond_one_have_another_interval(tmp_path: Path) -> None:
     scores: dict[int, list[float | str]] = {row: [row - 1.0, row + 1.0] for row in range(8)}
     found = summary_of(read_results(write_evaluation(tmp_path, scores)))

@@ -155,9 +155,9 @@ async def test_it_is_imported_once_and_again_after_its_process_was_killed(python
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("import no_such_client", "cannot import 'bad_agent' (ModuleNotFoundError: No module named 'no_such_client')"),
-        ("import yaml", "cannot import 'bad_agent' (ModuleNotFoundError: No module named 'yaml'); install it"),
-        ("raise SystemExit('no key')", "cannot import 'bad_agent' (SystemExit: no key)"),
+        ("import no_such_client", "(ModuleNotFoundError: No module named 'no_such_client' (bad_agent.py:1)); install"),
+        ("import yaml", "(ModuleNotFoundError: No module named 'yaml' (bad_agent.py:1)); install it"),
+        ("raise SystemExit('no key')", "cannot import 'bad_agent' (SystemExit: no key (bad_agent.py:1))"),
         ("def g(row, session): ...", "'bad_agent' has no 'f'"),
         ("f = 7", "is 7, expected a function or a class with run()"),
         ("def f(a, b, c): ...", "needs the arguments ['a', 'b', 'c']"),

@@ -174,7 +174,10 @@ def test_an_agent_that_fails_ends_with_1(program: str, said: str) -> None:
         (["--host", "203.0.113.1"], "--host='203.0.113.1': cannot listen there"),
         (["--host", ""], "--host='' stands for all interfaces"),
         (["--agent", "os:getcwd"], "--agent: 'os:getcwd' takes no data row; write it as f(row, session)"),
-        (["--agent", "broken_agent:run"], "--agent: cannot import 'broken_agent' (ValueError: not today)"),
+        (
+            ["--agent", "broken_agent:run"],
+            "--agent: cannot import 'broken_agent' (ValueError: not today (broken",
+        ),
         (["--agent", "threads:run"], "--agent: importing 'threads:run' starts threads (early), which a forked"),
         (["--select", "nowhere"], "--select='nowhere' is no function"),
         (["--turn", "x", "--agent", "asks:run", "--select", "asks:none"], "--select=asks:none returned None, expected"),

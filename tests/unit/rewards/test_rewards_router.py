@@ -191,6 +191,8 @@ async def own(solution: Solution, ground_truth: Any) -> Score:
             raise ConfigError("a mistake in the data")
         case "number":
             return 1.0  # type: ignore[return-value]
+        case "nothing":
+            return None  # type: ignore[return-value]
     return Score.of(solution.answer == ground_truth)
 
 
@@ -201,6 +203,10 @@ async def own_service(solution: Solution, ground_truth: Any) -> Score:
 
 async def own_grader(solution: Solution, ground_truth: Any) -> Score:
     raise UnjudgedError("the grader is lost")
+
+
+async def own_broken(solution: Solution, ground_truth: Any) -> Score:
+    raise ValueError(ground_truth)
 
 
 def own_sync(solution: Solution, ground_truth: Any) -> Score:
@@ -230,14 +236,40 @@ async def test_a_function_of_the_users_own(caplog: pytest.LogCaptureFixture) -> 
         for _ in range(3):
             assert await score("mine", "x", "hang", timeout_s=0.1, **options) == TIMED_OUT
             assert await score("mine", "x", "raise", **options) == FAILED
+    line = own.__code__.co_firstlineno + 5
     assert [record.getMessage() for record in caplog.records] == [
-        f"reward '{HERE}.own' ran out of time; further ones are only counted",
-        f"reward '{HERE}.own' failed with KeyError: 'broken'; further ones are only counted",
+        f"reward '{HERE}.own' ran out of time, for the row with data_source 'mine', ground_truth 'hang'; further ones "
+        "are only counted",
+        f"reward '{HERE}.own' failed with KeyError: 'broken' (test_rewards_router.py:{line}), for the row with "
+        "data_source 'mine', ground_truth 'raise'; further ones are only counted",
     ]
     with pytest.raises(ConfigError, match="a mistake in the data"):
         await score("mine", "x", "config", **options)
-    with pytest.raises(ConfigError, match=r"own returned 1.0; expected a verl_multiturn.rewards.Score"):
+    said = r"own returned 1.0; expected a verl_multiturn.rewards.Score: return Score\(value=1\) on every path"
+    with pytest.raises(ConfigError, match=said):
         await score("mine", "x", "number", **options)
+    with pytest.raises(ConfigError, match=r"own returned None; expected .*Score\(\) for no answer, on every path"):
+        await score("mine", "x", "nothing", **options)
+
+
+def own_of_turns(solution: Solution, ground_truth: Any) -> Score:
+    return Score(value=1.0, turn_values=(1.0,))
+
+
+async def test_values_of_turns_that_nothing_would_use_are_refused() -> None:
+    options = {"routes": {"turns": f"{HERE}.own_of_turns"}}
+    with pytest.raises(
+        ConfigError, match=r"own_of_turns returned a Score with verdicts or turn_values, which are used "
+    ):
+        await score("turns", "x", "y", **options)
+
+
+async def test_the_first_failure_names_its_row(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"routes": {"named": f"{HERE}.own_broken"}}
+    with caplog.at_level(logging.WARNING):
+        assert await score("named", "x", "y", {"index": 3}, **options) == FAILED
+    (record,) = caplog.records
+    assert "for the row with extra_info.index 3, data_source 'named', ground_truth 'y'; further" in record.getMessage()
 
 
 @pytest.mark.parametrize("what", ["gone", "refused", "http"])

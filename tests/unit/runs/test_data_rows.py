@@ -64,6 +64,27 @@ def test_rows_that_something_else_scores(tmp_path: Path) -> None:
     assert "reward_model" not in refusal(tmp_path, *words(agents, agents))
 
 
+def test_rows_that_no_route_fits(tmp_path: Path) -> None:
+    function = "reward.custom_reward_function"
+    ours = [f"{function}.path='pkg://verl_multiturn.rewards'", f"{function}.name=compute_score"]
+
+    def asked(train: Path, val: Path, routes: str, *more: str) -> str:
+        route = f"{'' if routes == 'null' else '+'}{function}.reward_kwargs.routes={routes}"
+        return refusal(tmp_path, *words(train, val), *ours, *([] if routes == "null" else [route]), *more)
+
+    mine = write(tmp_path / "mine.parquet", [{**GOOD, "data_source": "my/quiz"}] * 2)
+    sums = write(tmp_path / "sums.jsonl", [{**GOOD, "data_source": "gsm8k"}, GOOD])
+    said = asked(mine, mine, "{your/*: my_rewards.reward}")
+    assert f"data.train_files: {mine}: row 0: data_source 'my/quiz' has no reward; known are ['your/*', " in said
+    assert "reward_kwargs.routes='{my/quiz: REWARD}'" in said
+    assert asked(mine, mine, "{MY/*: my_rewards.reward}") == ""
+    assert f"data.val_files: {sums}: row 1: data_source 'sums'" in asked(mine, sums, "{my/*: math}")
+    assert asked(mine, sums, "{my/*: math}", "trainer.test_freq=-1", "trainer.val_before_train=False") == ""
+    assert asked(mine, mine, "null", "mt.tool_reward.mode=replace") == ""
+    agents = write(tmp_path / "agents.parquet", [{**GOOD, "agent_name": "proxy_agent"}])
+    assert "has no reward" not in asked(agents, agents, "null")
+
+
 def test_fewer_rows_than_a_batch(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", [GOOD] * 7)
     assert "data.train_files has 7 rows: fewer than the 8 of a batch" in refusal(tmp_path, *words(rows, rows, 8))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.recipe_scripts import script
-from verl_multiturn.observe.metric_files import metric_files, read_metrics
+from verl_multiturn.observe.metric_files import metric_files, read_metrics, reward_failures
 
 SCORE = "critic/score/mean"
 
@@ -89,3 +89,13 @@ def test_a_file_is_read_up_to_an_endless_line(tmp_path: Path, caplog: pytest.Log
         file.write(b'\n{"step": 2, "data": {"training/global_step": 2}}\n')
     assert [entry["step"] for entry in read_metrics(tmp_path)] == [1]
     assert "metrics.jsonl: a line has 16 MiB or more" in caplog.text
+
+
+def test_rewards_that_broke_are_counted_without_outages() -> None:
+    reported = "rollout/reward/"
+    data = {"rollout/trajectories": 8, f"{reported}failed/mean": 0.5, f"{reported}timed_out/mean": 0.125}
+    assert reward_failures(data) == {"failed": 4.0, "timed out": 1.0}
+    some = {f"{reported}failed/conversations": 6, f"{reported}outage/mean": 0.25, f"{reported}unjudgeable/mean": 0.0}
+    assert reward_failures({**data, **some}) == {"failed": 1.0, "timed out": 1.0}
+    assert reward_failures({"rollout/trajectories": 8, f"{reported}failed/mean": 0.0}) == {}
+    assert reward_failures({}) == {}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
+import pkgutil
 import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 from verl_multiturn.calls.loading.entry_points import is_reference, load_entry
-from verl_multiturn.describe import describe, did_you_mean, show
+from verl_multiturn.describe import describe, did_you_mean, place_of, show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.paths import at_home
+
+_NEAR = 0.8
+"""difflib's ratio of a module's name that may have been meant, among all that can be imported."""
 
 
 def resolve_class(name: Any, where: str, group: str = "") -> Any:
@@ -125,7 +130,20 @@ def import_module(name: str, where: str) -> Any:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # an author's module may raise anything at import
+        hint = _near_module(name) if isinstance(error, ModuleNotFoundError) and error.name == name else ""
         raise ConfigError(
-            f"{where}: cannot import {name!r} ({describe(error)}); install it, set PYTHONPATH, or start "
-            "in the folder where it lies"
+            f"{where}: cannot import {name!r} ({describe(error)}{place_of(error)}); {hint and f'{hint} Otherwise '}"
+            "install it, set PYTHONPATH, or start in the folder where it lies"
         ) from error
+
+
+def _near_module(name: str) -> str:
+    """Return the question whether a module that can be imported was meant; "" if none has a name like it."""
+    folder, _, last = name.rpartition(".")
+    try:
+        places = list(sys.modules[folder].__path__) if folder else None
+        known = [each.name for each in pkgutil.iter_modules(places) if not each.name.startswith("_")]
+    except Exception:  # a path hook or a package is somebody's code
+        return ""
+    near = difflib.get_close_matches(last, known, n=1, cutoff=_NEAR)
+    return did_you_mean(last, near)

@@ -16,7 +16,7 @@ Kind = Literal["alarm", "note", "unknown"]
 # Faults that spoil learning come first, then losses, then the model's behaviour, and consequences come last:
 # a failing tool explains wrong answers, and not the other way round.
 _LAYERS = (
-    ("advantages_contradict", "drift", "reward_drowned"),
+    ("advantages_contradict", "drift", "rewards_fail", "reward_drowned"),
     ("calls_fail", "calls_late", "calls_malformed", "calls_unknown", "calls_refused", "calls_wait", "agents_fail"),
     ("raised", "invalid", "cut", "evicted", "rerolled", "stale", "groups_failed", "in_no_row"),
     ("calls_vanish", "one_answer", "guesses"),

@@ -1,8 +1,8 @@
-"""Rewards whose parts drown each other, and advantages that contradict the scores."""
+"""Rewards that fail, rewards whose parts drown each other, and advantages that contradict the scores."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from verl_multiturn.advantages.estimators import is_own_function
 from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
+from verl_multiturn.records.read.scores import TIMED_OUT, has_failed
 from verl_multiturn.rows.reward_numbers import are_equal
 
 _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
@@ -17,6 +18,7 @@ _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
 _SAME = ("score", "reward", "r_tool")
 _FEWEST = 64
 _RULES, _DROWNED = 0.9, 0.3
+_FAILED_NOTE, _FAILED_ALARM = 0.01, 0.1
 _FEWEST_GROUPS = 8
 _NOTE, _ALARM = 0.02, 0.1
 _AGAINST = -0.1
@@ -26,10 +28,40 @@ _OF_CONVERSATIONS = ("gae",)
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Yield the findings from rewards and advantages."""
+    yield from _failures(facts)
     if not facts.training:
         return
     yield from _drowned(facts)
     yield from _contradictions(facts)
+
+
+def _failures(facts: Facts) -> Iterator[Finding]:
+    """Yield the finding from scores of 0 that no answer earned: the reward function broke, or was late."""
+    talks = [talk for talk in facts.played if talk.valid and talk.score is not None and talk.parts]
+    broke = {talk.request_id: talk for talk in talks if has_failed(talk.parts)}
+    late = {talk.request_id: talk for talk in talks if talk.parts.get(TIMED_OUT, 0.0) > 0}
+    either = {**broke, **late}
+    share = len(either) / max(1, len(talks))
+    if not (kind := level(share, _FAILED_NOTE, _FAILED_ALARM)):
+        return
+    sources = Counter(talk.source for talk in either.values())
+    yield Finding(
+        "rewards_fail",
+        kind,
+        f"the reward of {len(either)} conversations ({percent(share)}) broke ({len(broke)}) or was late ({len(late)}): "
+        "each scores 0, whatever its answer",
+        "find `failed with` or `ran out of time` in the log: the first case has its row, file and line; correct the "
+        "function, or raise reward_kwargs.timeout_s, and score a conversation as examples/reward.py does",
+        {
+            "failed": len(broke),
+            "timed_out": len(late),
+            "conversations": len(talks),
+            "share": round(share, 4),
+            "by_source": dict(sources.most_common()),
+        },
+        examples(either),
+        share,
+    )
 
 
 def _drowned(facts: Facts) -> Iterator[Finding]:

@@ -36,6 +36,9 @@ from verl_multiturn.records.read.records import Records
 from verl_multiturn.records.read.sessions import LARGEST_REWARD
 from verl_multiturn.rows.reward_numbers import RIGHT_ACC, RoleRewards, ScoreRange
 
+FAILED, TIMED_OUT = "failed", "timed_out"
+"""Numbers that a reward reports where it broke, and where it was late (`rewards/score.py`)."""
+_LEFT_OUT = ("outage", "unjudgeable")
 NO_SCORE = ("invalid", "outage", "reward_outage", "failed")
 """Causes in the join's column `untrained` that void the score of a row."""
 COLUMNS = ("request_id", "uid", "number", "row", "role", "score", "parts", "trained", "untrained")
@@ -89,6 +92,15 @@ class Reward(NamedTuple):
     def acc(self) -> float | None:
         """Return the value `acc` that its function reported; None without one."""
         return acc_of(self.parts_text)
+
+
+def has_failed(parts: Mapping[str, float]) -> bool:
+    """Return whether a reward broke, so that its score of 0 is no verdict; one that was left out for it does not count.
+
+    Args:
+        parts: Numbers that the reward function reported, by name.
+    """
+    return parts.get(FAILED, 0.0) > 0 and not any(parts.get(name, 0.0) > 0 for name in _LEFT_OUT)
 
 
 def parts_of(text: str | None) -> dict[str, float]:

@@ -47,12 +47,12 @@ from verl_multiturn.calls.outages.guarded_call import GuardedCall, ask_through
 from verl_multiturn.calls.outages.process import OutageEndError, Outages
 from verl_multiturn.describe import describe, message_of
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
-from verl_multiturn.rewards.contract import require_rewards
+from verl_multiturn.rewards.contract import call_problem, require_rewards
 from verl_multiturn.rewards.router import find_reward, read_reward_kwargs
 from verl_multiturn.rewards.score import RewardOptions, Score, Solution, compose, with_verdicts
 from verl_multiturn.verl_bridge.loops.output import OUTAGE, UNJUDGEABLE, CertifiedOutput
 from verl_multiturn.verl_bridge.model.processors import plain_dict
-from verl_multiturn.verl_bridge.names import STATELESS_MANAGERS
+from verl_multiturn.verl_bridge.names import REWARD_MANAGERS, STATELESS_MANAGERS
 from verl_multiturn.verl_bridge.settings import is_our_reward, settings_of
 
 logger = logging.getLogger(__name__)
@@ -285,6 +285,27 @@ def reward_of(config: DictConfig, data_source: str) -> str:
     """
     options = read_reward_kwargs(plain_dict(OmegaConf.select(config, f"{_FUNCTION}.reward_kwargs")))
     return find_reward(data_source, options.routes)
+
+
+def require_callable(config: DictConfig) -> None:
+    """Refuse a reward function that could not be called: one of a route, or one in the place of `compute_score`.
+
+    A run's start asks the same in a process of its own (`startup/own_code.py`).
+
+    Args:
+        config: verl's whole configuration.
+
+    Raises:
+        ConfigError: One of a route cannot be imported either.
+    """
+    options = plain_dict(OmegaConf.select(config, f"{_FUNCTION}.reward_kwargs"))
+    manager = config.reward.reward_manager
+    if is_our_reward(config):
+        read_reward_kwargs(options)
+    elif manager.source == "register" and manager.name in REWARD_MANAGERS:
+        function = get_custom_reward_fn(config)
+        if function is not None and (problem := call_problem(function.args[0], options)):
+            raise ConfigError(f"{_FUNCTION}.name={config.reward.custom_reward_function.name!r}: {problem}")
 
 
 def share_score(outputs: Sequence[AgentLoopOutput]) -> None:

@@ -14,8 +14,9 @@ from yaml import YAMLError
 
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, POLICY_LOSS, Code, import_problem
-from verl_multiturn.verl_bridge.names import MANAGER, TURN_LOSS
+from verl_multiturn.runs.imports import ADVANTAGES, PACKAGE, POLICY_LOSS, REWARD, ROUTE, Code, import_problem
+from verl_multiturn.verl_bridge.names import MANAGER, REWARD_MANAGERS, TURN_LOSS
+from verl_multiturn.verl_bridge.settings import is_our_reward
 from verl_multiturn.verl_bridge.startup import verl_names
 from verl_multiturn.verl_bridge.startup.view import LaterError, RunView
 
@@ -45,7 +46,7 @@ def has_other_environment(config: DictConfig) -> bool:
 
 
 def check_own_code(run: RunView, *, is_imported: bool = True) -> None:
-    """Refuse a file, class or module of the user's own that is not there or, in a process of its own, not imported.
+    """Refuse a file, class, module or reward function of the user's own that cannot be imported, or not be called.
 
     Args:
         run: The run, after the check of its settings.
@@ -72,11 +73,30 @@ def _section(run: RunView, current: str, older: str) -> str:
 
 def _reward(run: RunView) -> Iterator[Code]:
     section = _section(run, "reward.custom_reward_function", "custom_reward_function")
-    if run.value(f"{section}.path"):
-        options = f"{section}.reward_kwargs"
-        code, given = _file(run, f"{section}.path", f"{section}.name", "function"), run.value(options)
-        keywords = tuple(map(str, given)) if OmegaConf.is_dict(given) else ()
-        yield replace(code, options=options, keywords=keywords)
+    if not run.value(f"{section}.path"):
+        return
+    options = f"{section}.reward_kwargs"
+    code, given = _file(run, f"{section}.path", f"{section}.name", "function"), run.value(options)
+    keywords = tuple(map(str, given)) if OmegaConf.is_dict(given) else ()
+    yield replace(code, kind=REWARD if _calls_by_keyword(run) else code.kind, options=options, keywords=keywords)
+    if is_our_reward(run.config, section):
+        yield from _routes(run, options)
+
+
+def _routes(run: RunView, options: str) -> Iterator[Code]:
+    """Yield the functions that routes of our `compute_score` name; those in the box are not imported."""
+    from verl_multiturn.rewards.router import REWARDS  # takes a while to import
+
+    routes = run.value(f"{options}.routes") or {}
+    for pattern, name in routes.items():
+        if name not in REWARDS:
+            yield Code(f"{options}.routes[{str(pattern)!r}]", str(name), kind=ROUTE)
+
+
+def _calls_by_keyword(run: RunView) -> bool:
+    """Return whether the reward manager is one of verl's, which all call the reward function in one way."""
+    keys = _manager_keys(run)
+    return run.value(keys["source"]) == _REGISTER and run.value(keys["name"]) in REWARD_MANAGERS
 
 
 def _estimator(run: RunView) -> Iterator[Code]:
@@ -85,8 +105,8 @@ def _estimator(run: RunView) -> Iterator[Code]:
         yield Code(where, run.estimator, kind=ADVANTAGES, keywords=run.settings.advantage.options)
 
 
-def _managers(run: RunView) -> Iterator[Code]:
-    """Check the name of the reward manager, or yield its class in a file of the user's own."""
+def _manager_keys(run: RunView) -> dict[str, str]:
+    """Return the settings of the reward manager: verl's older ones, where these are set."""
     keys = {name: f"reward.reward_manager.{name}" for name in ("name", "source")} | {
         "path": "reward.reward_manager.module.path"
     }
@@ -99,6 +119,12 @@ def _managers(run: RunView) -> Iterator[Code]:
         keys["name"] = older["name"]
     if run.value(older["source"]) is not None:
         keys |= {"source": older["source"], "path": older["path"]}
+    return keys
+
+
+def _managers(run: RunView) -> Iterator[Code]:
+    """Check the name of the reward manager, or yield its class in a file of the user's own."""
+    keys = _manager_keys(run)
     source, name = (run.value(keys[each]) for each in ("source", "name"))
     if source == _IMPORT:
         yield _file(run, keys["path"], keys["name"], "class")

@@ -22,7 +22,7 @@ from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.proxy.opponents.draw import shown
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.verl_bridge.names import OUR_LOOPS, PROXY_LOOP
-from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS
+from verl_multiturn.verl_bridge.settings import ADAPTER_RANKS, is_our_reward
 from verl_multiturn.verl_bridge.startup.ray_cpus import required_ray_cpus
 from verl_multiturn.verl_bridge.startup.refusals.data_rows import is_elsewhere, rows_of
 from verl_multiturn.verl_bridge.startup.view import RunView
@@ -145,15 +145,17 @@ def _objects(run: RunView) -> dict[str, Any]:
 
 
 def _rewards(run: RunView) -> dict[str, Any]:
-    """Return the reward function, null for verl's own, the names of its options, and the uses of other rewards."""
+    """Return the reward function, null for verl's own, its options and routes, and the uses of other rewards."""
     older = run.value(_FUNCTION) or {}
     section = _FUNCTION if any(each is not None for each in older.values()) else f"reward.{_FUNCTION}"
     path, options = run.value(f"{section}.path"), run.value(f"{section}.reward_kwargs") or {}
     function = f"{path}:{run.value(f'{section}.name')}" if path else None
+    routes = (options.get("routes") or {}) if is_our_reward(run.config, section) else {}
     ours = run.settings
     return {
         "reward_function": function,
         "reward_options": sorted(map(str, options)),
+        "reward_routes": {str(pattern): str(name) for pattern, name in routes.items()},
         "tool_reward": ours.tool_reward.mode,
         "interaction_reward": None if ours.interaction_config_path is None else ours.interaction_reward.mode,
     }
@@ -336,7 +338,8 @@ def lines_of(facts: dict[str, Any]) -> dict[str, str]:
         "estimator, KL": f"{facts['estimator']}{_given(facts['advantage_options'])}, {facts['kl']}",
         **_lines_of_losses(facts),
         "reward": (facts["reward_function"] or "verl's own, by data_source")
-        + (f" ({', '.join(facts['reward_options'])})" if facts["reward_options"] else ""),
+        + (f" ({', '.join(facts['reward_options'])})" if facts["reward_options"] else "")
+        + "".join(f"; {pattern}: {name}" for pattern, name in facts["reward_routes"].items()),
         **{f"{key}.mode": _USES[facts[key]] for key in ("tool_reward", "interaction_reward") if facts[key] is not None},
         **_lines_of_roles(facts),
         "disk of a checkpoint": known(facts["checkpoint_gib"], " GiB"),

@@ -99,7 +99,7 @@ class Conversations:
         """Return the name of a row's agent loop.
 
         Raises:
-            ConfigError: It is none of ours; verl's own need its servers, and so Ray.
+            ConfigError: It is none of ours; verl's own need its servers, and so Ray. Or the row has no reward.
         """
         name = str(self._rows[row.position].get("agent_name", self._default_loop))
         if name not in SAMPLING_LOOPS:
@@ -107,6 +107,8 @@ class Conversations:
                 f"data row {row.number} has the agent loop {name!r}, which asks verl's servers in Ray; eval runs "
                 f"{' and '.join(sorted(SAMPLING_LOOPS))}"
             )
+        if name == AGENT_LOOP:  # the agent gives the reward of a session
+            self._judge.require_reward(row.data_source)
         return name
 
     async def run(self, row: DataRow, sample: int) -> ConversationScore:

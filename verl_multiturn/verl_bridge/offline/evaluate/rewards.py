@@ -17,9 +17,11 @@ from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.read.joins import JoinedRow
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, joined_row
-from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards, share_score
+from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards, require_callable, reward_of, share_score
 from verl_multiturn.verl_bridge.names import STATS
-from verl_multiturn.verl_bridge.settings import has_rubric, settings_of
+from verl_multiturn.verl_bridge.settings import has_rubric, is_our_reward, settings_of
+from verl_multiturn.verl_bridge.startup.refusals.data_rows import is_scored_otherwise
+from verl_multiturn.verl_bridge.startup.view import RunView
 
 INVALID, UNREWARDED, FAILED = "invalid", "reward_outage", "failed"
 """Causes in the join's column `untrained` for which a conversation has no score that counts."""
@@ -45,9 +47,23 @@ class EvaluationRewards:
         try:
             self._local = LocalRewards(config, tokenizer)
         except Exception as error:  # the file of a reward function is its author's code
-            raise ConfigError(f"the recipe's reward function cannot be loaded: {describe(error)}; mend it") from None
+            raise ConfigError(
+                f"the recipe's reward function cannot be loaded: {describe(error)}{place_of(error)}; mend it"
+            ) from None
+        require_callable(config)
+        self._config = config
+        self._is_routed = is_our_reward(config) and not is_scored_otherwise(RunView(config))
         outages = Outages(settings_of(config.actor_rollout_ref.rollout).outage)
         self._rewards = Rewards(outages, has_rubric(config))
+
+    def require_reward(self, data_source: str) -> None:
+        """Refuse a data source that our `compute_score` has no reward for.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        if self._is_routed:
+            reward_of(self._config, data_source)
 
     async def judge(
         self, row: Mapping[str, Any], outputs: Sequence[CertifiedOutput], key: RowKey

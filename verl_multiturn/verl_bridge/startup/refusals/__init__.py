@@ -7,6 +7,7 @@ from verl_multiturn.verl_bridge.startup.refusals import (
     agents,
     criteria,
     data_rows,
+    data_sources,
     deployments,
     files,
     filters,
@@ -80,7 +81,9 @@ SETTINGS = [
 ]
 
 LAST = [
-    Section("Rows of the data", [*data_rows.DATA_ROWS, criteria.check_criteria], _ours),
+    Section(
+        "Rows of the data", [*data_rows.DATA_ROWS, data_sources.check_data_sources, criteria.check_criteria], _ours
+    ),
     Section("Loggers", loggers.LOGGERS),
     Section("Deployments of checkpoints", deployments.DEPLOYMENTS),
 ]

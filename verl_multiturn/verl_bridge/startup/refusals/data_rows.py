@@ -15,14 +15,12 @@ import pyarrow.parquet
 
 from verl_multiturn.rows.checks import unscored
 from verl_multiturn.rows.files import read_rows
-from verl_multiturn.verl_bridge.names import NUMBERED_ROWS, PROXY_LOOP, RECORDED_LOOP
+from verl_multiturn.verl_bridge.names import NUMBERED_ROWS, PROXY_LOOP, RECORDED_LOOP, REWARD_MANAGERS
 from verl_multiturn.verl_bridge.startup.table import Check, RefusalRow
 from verl_multiturn.verl_bridge.startup.view import RunView
 
 _TRAIN, _VAL = "data.train_files", "data.val_files"
 _COLUMNS = ("data_source", "reward_model", "agent_name")
-_READERS_OF_BOTH = ("naive", "dapo", "gdpo", "limited", "rate_limited", "remote")
-"""verl's reward managers, each of which reads both columns."""
 _BATCH = 4096
 
 
@@ -93,7 +91,7 @@ def is_scored_otherwise(run: RunView) -> bool:
     sections = ("reward.reward_model.enable", "reward_model.enable", "distillation.enabled")
     name = run.value("reward_model.reward_manager") or run.value("reward.reward_manager.name")
     source = run.value("reward_model.reward_loop_source") or run.value("reward.reward_manager.source")
-    own = source == "importlib" or name not in _READERS_OF_BOTH
+    own = source == "importlib" or name not in REWARD_MANAGERS
     return "replace" in modes or own or any(map(run.value, sections))
 
 
