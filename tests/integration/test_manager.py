@@ -24,7 +24,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self) -> None:
             self._groups, self._conversation_ends, self._row_ends, self._ended, self._forgotten = {}, {}, {}, [], 0
             self._changed = asyncio.Event()
-            self._oversampled, self._siblings, self._raised, self._rerolled_from = {}, {}, {}, {}
+            self._oversampled, self._siblings, self._raised, self._errors, self._rerolled_from = {}, {}, {}, {}, {}
             self._puts, self.tokenizer = SharedPuts(), None
             self.processor = None
             self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 2}}})
@@ -130,6 +130,36 @@ async def test_a_mistake_of_the_reward_function_is_told_at_once(worker: Any, mon
     assert manager.mistake == "it returned None"
     worker.let_go.set()
     await group
+
+
+async def test_a_batch_whose_conversations_all_raised_ends_by_the_first_error(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_multiturn.verl_bridge.workers.manager import MultiTurnManager
+    from verl_multiturn.verl_bridge.workers.worker import MultiTurnWorker
+
+    async def run(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("no share")
+
+    monkeypatch.delattr(type(worker), "_run_agent_loop")
+    monkeypatch.setattr(MultiTurnWorker.__mro__[1], "_run_agent_loop", run)
+    await start(worker, "a")
+    told = await worker.finished(0)
+    assert told[0][1].error.startswith("ZeroDivisionError: no share (test_manager.py:")
+    manager: Any = object.__new__(MultiTurnManager)
+    manager.__dict__ |= {"_starts": {}, "_polls": {0: "poll"}, "_seen": {}, "_ends": {}, "_raised": 0, "_groups": {}}
+    monkeypatch.setattr("ray.wait", lambda polls, **_: (polls, []))
+    monkeypatch.setattr("ray.get", lambda _: told)
+    manager._collect()
+    assert manager.mistake == ""
+    manager.blame_raised()
+    assert manager.mistake.startswith(
+        "no conversation of a batch has a reward, since all have raised; the first one: ZeroDivisionError: no share ("
+    )
+    manager.mistake = ""
+    assert manager.take_raised() > 0
+    manager.blame_raised()
+    assert manager.mistake == ""
 
 
 async def test_the_rows_end_before_the_group_is_told(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,32 @@ def test_why_a_group_failed_is_known_before_the_batch_is_used(queue: Queue) -> N
     assert (sample(buffer, step=2), queue.waits, looked) == (["c"], [1.0], ["looked"])
 
 
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_batch_in_which_all_have_raised_ends_by_their_error(partition: str, queue: Queue) -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
+
+    buffer = replay_buffer_from(ReplayBuffer("sync", {}, None, "drop", {}), None, 2)
+    blamed: list[str] = []
+
+    class Blamed:
+        wait = staticmethod(lambda timeout_s: None)
+        blame_raised = staticmethod(lambda: blamed.append("blamed"))
+
+    def look() -> None:
+        raise LookupError("the first error" if blamed else "none")
+
+    buffer.waiter, buffer.look_after = Blamed(), look
+    for uid in "ab":
+        queue.group(uid, 1, "failure")
+    queue.tags = {name: tag for name, tag in queue.tags.items() if "_" not in name}  # no row was written
+    queue.kv_list = lambda: {"train": {}, "val": {}} | {partition: queue.tags}  # type: ignore[method-assign]
+    queue.kv_clear = lambda partition_id, keys: None  # type: ignore[method-assign]
+    with pytest.raises(LookupError, match="the first error"):
+        buffer.sample(global_steps=1, partition_id=partition, batch_size=2)
+
+
 def test_drop_evicts_what_is_over_age_and_counts_it(queue: Queue) -> None:
     refilled: list[int] = []
     buffer = make(queue, "drop", refilled=refilled)

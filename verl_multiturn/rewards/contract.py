@@ -14,13 +14,15 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from verl_multiturn.calls.loading.dotted_names import resolve
-from verl_multiturn.describe import message_of, show, unbound
+from verl_multiturn.describe import describe, message_of, place_of, show, unbound
 from verl_multiturn.errors import ConfigError, RewardContractError
 from verl_multiturn.rows.reward_numbers import NoNumberError, UnusableNumberError, score_of
 
@@ -28,6 +30,8 @@ KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 """Keywords with which verl's reward managers call a reward function."""
 GROUP = "rewards"
 """Group of the entry points that a route may name."""
+_MARK = "__verl_multiturn_reward__"
+"""Attribute of an error that a reward function raised: its place, the function and the row, as texts."""
 _LONGEST = 200
 """Characters of a ground truth that a message shows."""
 
@@ -101,6 +105,9 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
                 result = await function(*args, **kwargs)
             except ConfigError as error:
                 raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
+            except Exception as error:
+                _mark(error, function, kwargs)
+                raise
             return _read(result, named, kwargs)
 
     else:
@@ -111,27 +118,66 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
                 result = function(*args, **kwargs)
             except ConfigError as error:
                 raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
+            except Exception as error:
+                _mark(error, function, kwargs)
+                raise
             return _read(result, named, kwargs)
 
     judge.is_checked = True  # type: ignore[attr-defined]  # managers may share a function
     return judge
 
 
+def raised_text(error: BaseException, has_row: bool = True) -> str:
+    """Return what a conversation raised, for messages: type, text, file and line; of a reward function and row, too.
+
+    Args:
+        error: The error, also one that Ray carried from a reward worker.
+        has_row: False: function and row are left out, but for a call that never came into the function.
+    """
+    found = getattr(error, "cause", None)  # Ray's own has the traceback as its text
+    cause = found if isinstance(found, BaseException) else error
+    place, named, row = getattr(cause, _MARK, ("", "", ""))
+    if not named:
+        return describe(cause) + place_of(cause)
+    if place and not has_row:
+        return describe(cause) + place
+    given = f", which was given {row}" if has_row else ""
+    return f"{describe(cause)}{place}, {'in' if place else 'at the call of'} the reward function {named}{given}"
+
+
+def _mark(error: Exception, function: Callable[..., Any], row: Mapping[str, Any]) -> None:
+    """Note in an error where it was raised, since a traceback does not leave a reward worker."""
+    file = _file_of(function)
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    # A call that does not fit the function is raised in a file of verl's.
+    place = place_of(error) if file is None or file in files else ""
+    with contextlib.suppress(Exception):  # an author's class may take no attribute
+        setattr(error, _MARK, (place, name_of(function), row_name(row)))
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a reward function for messages, and its file: `my_rewards:score (/home/me/my_rewards.py)`."""
-    while isinstance(function, functools.partial):
-        # verl's is a partial of a function of its own, whose first argument is the author's.
-        function = next((each for each in function.args if callable(each)), function.func)
-    written = inspect.unwrap(function)
+    written, file = _written(function), _file_of(function)
     name = getattr(written, "__qualname__", None) or type(written).__qualname__
-    try:
-        file = inspect.getsourcefile(written if hasattr(written, "__qualname__") else type(written))
-    except TypeError:  # a builtin
-        file = None
     module = str(getattr(written, "__module__", ""))
     # verl imports a file under a name that it draws.
     named = name if not module or module.startswith("custom_module") else f"{module}:{name}"
     return f"{named} ({file})" if file else named
+
+
+def _written(function: Callable[..., Any]) -> Any:
+    while isinstance(function, functools.partial):
+        # verl's is a partial of a function of its own, whose first argument is the author's.
+        function = next((each for each in function.args if callable(each)), function.func)
+    return inspect.unwrap(function)
+
+
+def _file_of(function: Callable[..., Any]) -> str | None:
+    written = _written(function)
+    try:
+        return inspect.getsourcefile(written if hasattr(written, "__qualname__") else type(written))
+    except TypeError:  # a builtin
+        return None
 
 
 def _read(result: Any, named: str, row: Mapping[str, Any]) -> Any:

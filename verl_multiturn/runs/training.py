@@ -26,6 +26,8 @@ from verl_multiturn.runs.run_folder import RunFolder
 from verl_multiturn.runs.start_up import StartUp
 from verl_multiturn.runs.stop_request import StopAnswer, StopRequest
 
+_OWN_ERROR = "verl_multiturn.errors."
+"""Begin of the last line of a traceback whose error is one of ours."""
 _TAIL = 40
 """Number of the log's last lines that are shown when a run failed."""
 _TAIL_BYTES = 65_536
@@ -144,6 +146,8 @@ class Training:
         how = f"ended with exit status {status}" if status > 0 else f"was killed by signal {-status}"
         memory = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
         say(f"the trainer {how} while {doing}{memory}; whole log: {self._log}")
+        if cause := _own_error(written):
+            say(cause)
         return end, None
 
     def _says_request(self, is_running: Callable[[], bool]) -> Callable[[], bool]:
@@ -179,6 +183,11 @@ class Training:
         cause = cause_in(folder, begun, pids[0] if pids else None)
         load, is_busy = load_text()
         return f"{cause or written[-1].strip()}; {f'this machine is busy ({load})' if is_busy else load}"
+
+
+def _own_error(written: Sequence[str]) -> str:
+    """Return the message of the last error of ours among lines of a log, which ended the trainer; "" without one."""
+    return next((line.removeprefix(_OWN_ERROR) for line in reversed(written) if line.startswith(_OWN_ERROR)), "")
 
 
 def stop_line(stopped: StopAnswer, out: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pickle
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from tests.unit.rewards.test_reward_numbers import HALVES, NO_NUMBERS, Tensor
 from verl_multiturn.errors import ConfigError, OutageError, RewardContractError, UnjudgedError
-from verl_multiturn.rewards.contract import name_of, require_rewards
+from verl_multiturn.rewards.contract import name_of, raised_text, require_rewards
 from verl_multiturn.rewards.router import compute_score
 
 ROW: dict[str, Any] = {
@@ -146,3 +147,55 @@ def test_names_of_functions() -> None:
     drawn = returns(lambda: 1.0, is_async=False)
     drawn.__module__ = "custom_module_139934"
     assert name_of(drawn) == f"{drawn.__qualname__} ({__file__})"
+
+
+def breaks(**row: Any) -> float:
+    raise ValueError("no " + str(row["ground_truth"]))
+
+
+async def breaks_later(**row: Any) -> float:
+    raise ValueError("no " + str(row["ground_truth"]))
+
+
+def short(data_source: str) -> float:
+    return 1.0
+
+
+def as_verl(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function in verl's partial, whose code is in a file of an installed package."""
+    named: dict[str, Any] = {}
+    exec(
+        compile("def call(raw, kwargs, **row): return raw(**row, **kwargs)", "/site-packages/reward.py", "exec"), named
+    )
+    return functools.partial(named["call"], function, {})
+
+
+@pytest.mark.parametrize("function", [breaks, breaks_later])
+async def test_what_a_reward_raises_has_its_place_function_and_row(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="no 5") as caught:
+        await call(function)
+    line = function.__code__.co_firstlineno + 1
+    carried = pickle.loads(pickle.dumps(caught.value))  # as a reward worker hands it over
+    said = f"ValueError: no 5 (test_rewards_contract.py:{line})"
+    assert raised_text(carried, has_row=False) == said
+    assert raised_text(carried) == (
+        f"{said}, in the reward function tests.unit.rewards.test_rewards_contract:{function.__name__} ({__file__}), "
+        "which was given the row with extra_info.index 7, data_source 'sums', ground_truth '5'"
+    )
+    wrapped = RuntimeError("of Ray")
+    wrapped.cause = carried  # type: ignore[attr-defined]
+    assert raised_text(wrapped, has_row=False) == said
+
+
+def test_a_call_that_does_not_fit_names_the_function_and_not_verls_file() -> None:
+    with pytest.raises(TypeError) as caught:
+        require_rewards(as_verl(short))(**ROW)
+    said = raised_text(caught.value, has_row=False)
+    assert said.startswith("TypeError: short() got an unexpected keyword argument 'solution_str', ")
+    assert said.endswith(f"at the call of the reward function {__name__}:short ({__file__})")
+
+
+def test_an_error_of_other_code_has_its_place_alone() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018
+    assert raised_text(caught.value).startswith("ZeroDivisionError: division by zero (test_rewards_contract.py:")

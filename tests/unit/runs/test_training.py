@@ -107,6 +107,15 @@ def test_other_failures_are_not_tried_again(
     )
 
 
+def test_an_error_of_ours_is_said_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = "verl_multiturn.errors.RewardContractError: no conversation of a batch has a reward"
+    end, shown = train(tmp_path, f"print('ray init kwargs: {{}}'); print({error!r}); raise SystemExit('(more)')")
+    assert end.status == 1
+    assert error in shown
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "RewardContractError: no conversation of a batch has a reward"
+
+
 STOPS = """
 import json, sys, time
 from pathlib import Path

@@ -14,5 +14,7 @@ class GroupEnd(NamedTuple):
     """Time at which the last of its rows was rewarded and in TransferQueue."""
     raised: int = 0
     """Number of its conversations that raised, because of a mistake of an author."""
+    error: str = ""
+    """What the first of them raised, and where; "": none has raised."""
     mistake: str = ""
     """Mistake of the reward function, for which the run ends; its siblings may still run. "": none."""

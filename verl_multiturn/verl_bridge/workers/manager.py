@@ -89,6 +89,8 @@ class MultiTurnManager(AgentLoopManagerTQ):
 
     mistake: str = ""
     """Mistake of the reward function, for which the run has to end; "": none is known."""
+    _error: str = ""
+    """What the first conversation raised since the last call of `take_raised`; "": none has."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -147,7 +149,16 @@ class MultiTurnManager(AgentLoopManagerTQ):
     def take_raised(self) -> int:
         """Return how many conversations have raised since the last call."""
         raised, self._raised = self._raised, 0
+        self._error = ""
         return raised
+
+    def blame_raised(self) -> None:
+        """Let the run end by the first error of its conversations: all of a batch raised, and nothing is left."""
+        if self._error:
+            self.mistake = self.mistake or (
+                f"no conversation of a batch has a reward, since all have raised; the first one: {self._error}; "
+                "correct the code, and start the same command again"
+            )
 
     def news(self, of_all: bool = False) -> RunNews:
         """Return the workers' news since the last call; see `NewsRounds.take`."""
@@ -189,6 +200,7 @@ class MultiTurnManager(AgentLoopManagerTQ):
             self._seen[index] = self._seen.get(index, 0) + len(ended)
             self._ends.update(ended)
             self._raised += sum(end.raised for _, end in ended)
+            self._error = self._error or next((end.error for _, end in ended if end.error), "")
             self.mistake = self.mistake or next((end.mistake for _, end in ended if end.mistake), "")
             for uid in list(self._ends)[:-_ENDS]:  # of groups without a reader: they were thrown away
                 del self._ends[uid]

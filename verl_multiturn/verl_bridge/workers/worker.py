@@ -25,6 +25,7 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.calls.timeline import during
 from verl_multiturn.errors import RewardContractError
 from verl_multiturn.records.write.recorder import Recorder
+from verl_multiturn.rewards.contract import raised_text
 from verl_multiturn.rollout.groups.oversampling import FirstValid, samples_to_start
 from verl_multiturn.rollout.groups.siblings import Siblings
 from verl_multiturn.rollout.life import current
@@ -73,6 +74,8 @@ class MultiTurnWorker(_VerlWorker):
         """Time at which the last row of each running group was written."""
         self._raised: dict[str, int] = {}
         """Number of conversations of each running group that raised."""
+        self._errors: dict[str, str] = {}
+        """What the first of these raised."""
         self._ended: list[tuple[str, GroupEnd]] = []
         """Groups that have ended; those that the trainer has seen are forgotten."""
         self._forgotten = 0
@@ -145,7 +148,9 @@ class MultiTurnWorker(_VerlWorker):
             del self._groups[uid]
             self._rerolled_from.pop(uid, None)
             rows = self._row_ends.pop(uid, time.time())
-            end = GroupEnd(self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0))
+            end = GroupEnd(
+                self._conversation_ends.pop(uid, rows), rows, self._raised.pop(uid, 0), self._errors.pop(uid, "")
+            )
             self._tell_end(uid, end)
 
     def _begin_group(self, uid: str, prompt: dict[str, Any]) -> None:
@@ -177,6 +182,7 @@ class MultiTurnWorker(_VerlWorker):
                 await (run() if samples is None else samples.run(number, run))
             except Exception as error:  # verl logs it, and marks the group as failed
                 self._raised[uid] = self._raised.get(uid, 0) + 1
+                self._errors.setdefault(uid, raised_text(error))
                 if isinstance(error, RewardContractError):
                     self._tell_end(uid, GroupEnd(0.0, 0.0, mistake=str(error)))  # the siblings are not awaited
                 raise

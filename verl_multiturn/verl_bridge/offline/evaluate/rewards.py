@@ -15,6 +15,7 @@ from verl_multiturn.calls.outages.process import Outages
 from verl_multiturn.describe import describe, place_of
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.records.read.joins import JoinedRow
+from verl_multiturn.rewards.contract import raised_text
 from verl_multiturn.rows.keys import RowKey
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput, joined_row
 from verl_multiturn.verl_bridge.loops.rewards import LocalRewards, Rewards, require_callable, reward_of, share_score
@@ -85,7 +86,7 @@ class EvaluationRewards:
             raise
         except Exception as error:  # a reward function is its author's code
             failed = [self._joined(output, key, number, FAILED) for number, output in enumerate(outputs)]
-            return failed, describe(error) + place_of(error)
+            return failed, raised_text(error, has_row=False)
         stats = [column["metrics"][STATS] for column in columns]
         untrained = UNREWARDED if stats[-1]["unrewarded"] else None
         rows = []

@@ -54,6 +54,9 @@ class Waiter(Protocol):
     def take_raised(self) -> int:
         """Return how many conversations have raised since the last call."""
 
+    def blame_raised(self) -> None:
+        """Let the run end by the first error of its conversations, at the next look after it."""
+
 
 class Sleep:
     """The waiter of a run in which nothing reports that a group has finished."""
@@ -69,6 +72,9 @@ class Sleep:
     def take_raised(self) -> int:
         """Return 0."""
         return 0
+
+    def blame_raised(self) -> None:
+        """Let the run end by verl's error: no other one is known."""
 
 
 class BufferHooks:
@@ -151,13 +157,17 @@ class BufferHooks:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Sample a batch as verl does; note how long the trainer took to go on, and let the filter judge the groups."""
         self._waited = False
+        is_empty = True
         try:
             sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
             )
+            is_empty = not sampled[0].keys  # verl refuses it, in a validation by an error of TransferQueue
         finally:
             if self.failure_keys.get(partition_id):  # why they failed is known before the run goes on, or ends by it
                 self.waiter.wait(_ASKED_S)
+                if is_empty:
+                    self.waiter.blame_raised()
                 self.look_after()
         if self._waited and partition_id == TRAIN:
             self._woken.append((time.time(), {RowKey.parse(name).uid for name in sampled[0].keys}))
