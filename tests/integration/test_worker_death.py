@@ -143,7 +143,7 @@ def test_the_groups_of_a_dead_worker_are_begun_again(started: tuple[Any, Queue])
     first, second = manager.agent_loop_workers
     until(manager, lambda: (groups(first), groups(second)) == (["a", "b"], ["c", "d"]))
     ray.get(second.end.remote("d"))
-    until(manager, lambda: manager.end_of(["d"]) == (5.0, 6.0, 0, ""))  # the worker gets a request for it
+    until(manager, lambda: manager.end_of(["d"]) == (5.0, 6.0, 0, "", ""))  # the worker gets a request for it
     assert manager.end_of(["d", "c"]) is None
     queue.tags["b"]["status"] = "finished"  # it ended just before its worker died
     os.kill(ray.get(first.pid.remote()), signal.SIGKILL)

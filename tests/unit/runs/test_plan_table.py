@@ -146,7 +146,7 @@ def test_the_reward_function_and_its_options_are_shown(tmp_path: Path) -> None:
     words = [f"{section}.path=pkg://verl_multiturn.rewards"]
     assert lines_of(facts(tmp_path, *words))["reward"] == ours
     words += [f"+{section}.reward_kwargs.routes={{a: math}}", f"+{section}.reward_kwargs.gsm8k.method=flexible"]
-    assert lines_of(facts(tmp_path, *words))["reward"] == f"{ours} (gsm8k, routes)"
+    assert lines_of(facts(tmp_path, *words))["reward"] == f"{ours} (gsm8k, routes); a: math"
     assert lines_of(facts(tmp_path, f"{section}.path=null"))["reward"] == "verl's own, by data_source"
 
 
