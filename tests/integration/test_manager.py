@@ -154,7 +154,7 @@ async def test_a_batch_whose_conversations_all_raised_ends_by_the_first_error(
     assert manager.mistake == ""
     manager.blame_raised()
     assert manager.mistake.startswith(
-        "no conversation of a batch has a reward, since all have raised; the first one: ZeroDivisionError: no share ("
+        "no group of a batch is left; the first of its conversations that raised: ZeroDivisionError: no share ("
     )
     manager.mistake = ""
     assert manager.take_raised() > 0

@@ -17,6 +17,7 @@ from verl.utils.torch_functional import masked_whiten
 
 from verl_multiturn.errors import ConfigError, RewardContractError
 from verl_multiturn.rows.reward_numbers import LARGEST_REWARD, LARGEST_SCORE
+from verl_multiturn.verl_bridge.loops import output as certified_output
 from verl_multiturn.verl_bridge.loops.output import CertifiedOutput
 
 pytestmark = pytest.mark.stack
@@ -74,18 +75,32 @@ def test_a_reward_function_may_return_any_number(score: Any) -> None:
     assert type(fields["metrics"]["rollout"]["score"]) is float
 
 
-def test_what_is_no_number_beside_the_score_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_number_beside_the_score_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certified_output, "_named", set())
     for reason in ("no answer", "wrong"):
         made = output(0.5)
-        made.extra_fields["reward_extra_info"] = {
-            "acc": torch.tensor(1.0), "reason": reason, "odds": math.nan, "verdicts": "", "turn_values": "", "no": None
-        }  # fmt: skip
+        numbers: dict[str, Any] = {"acc": torch.tensor(1.0), "tests": np.array([0.2, 0.8]), "odds": math.nan}
+        texts = {"reason": reason, "verdicts": "", "turn_values": "", "no": None}
+        made.extra_fields["reward_extra_info"] = numbers | texts
         assert made.as_dict()["metrics"]["rollout"]["reported"] == {"acc": 1.0}
     said = [record.getMessage().partition(":")[0] for record in caplog.records]
     assert said == [
-        "the reward function reported 'reason', which is no finite number but str",
+        "the reward function reported 'tests', which is no finite number but ndarray",
         "the reward function reported 'odds', which is no finite number but float",
+        "the reward function reported 'reason', which is no finite number but str",
     ]
+
+
+def test_keys_that_are_made_of_rows_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certified_output, "_named", set())
+    made = output(0.5)
+    made.extra_fields["reward_extra_info"] = {f"row {number}": "x" for number in range(1_000)}
+    made.as_dict()
+    assert len(caplog.records) == 16
 
 
 def test_true_is_a_score_of_one() -> None:

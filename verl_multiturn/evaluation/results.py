@@ -29,7 +29,7 @@ from verl_multiturn.paths import read_regular
 from verl_multiturn.records.read.fates import start_of
 from verl_multiturn.records.read.lines import flaw_of
 from verl_multiturn.records.read.records import Records
-from verl_multiturn.records.read.scores import TIMED_OUT, Reward, by_role, has_failed, joined_rewards
+from verl_multiturn.records.read.scores import Reward, by_role, has_failed, joined_rewards, was_late
 from verl_multiturn.rows.reward_numbers import RoleRewards, ScoreRange
 
 
@@ -330,7 +330,7 @@ def _sample(record: Mapping[str, Any], start: str, reward: Reward) -> EvaluatedS
         acc=reward.acc,
         roles=reward.roles_text,
         reward_failed=has_score and has_failed(parts),
-        reward_timed_out=has_score and parts.get(TIMED_OUT, 0.0) > 0,
+        reward_timed_out=has_score and was_late(parts),
     )
 
 

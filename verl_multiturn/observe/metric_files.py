@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -66,10 +67,15 @@ def reward_failures(data: Mapping[str, Any]) -> dict[str, float]:
     Args:
         data: The metrics of a training step. Example of the result: `{"failed": 3.0, "timed out": 1.0}`.
     """
+    names = ("failed", "outage", "unjudgeable", "timed_out")
+    if any(f"{_REPORTED}{name}/mean" not in data for name in names):  # a function of another's may mean something else
+        return {}
+    numbers = {key: value for key, value in data.items() if isinstance(value, int | float) and math.isfinite(value)}
+    most = numbers.get("rollout/trajectories", 0.0)
 
     def count(name: str) -> float:
-        of = data.get(f"{_REPORTED}{name}/conversations", data.get("rollout/trajectories", 0.0))
-        return float(data.get(f"{_REPORTED}{name}/mean", 0.0) * of)
+        of = numbers.get(f"{_REPORTED}{name}/conversations", most)
+        return float(min(numbers.get(f"{_REPORTED}{name}/mean", 0.0) * of, most))
 
     found = {"failed": count("failed") - count("outage") - count("unjudgeable"), "timed out": count("timed_out")}
     return {name: number for name, number in found.items() if number > _NONE}

@@ -134,15 +134,29 @@ def raised_text(error: BaseException, has_row: bool = True) -> str:
         error: The error, also one that Ray carried from a reward worker.
         has_row: False: function and row are left out, but for a call that never came into the function.
     """
-    found = getattr(error, "cause", None)  # Ray's own has the traceback as its text
-    cause = found if isinstance(found, BaseException) else error
-    place, named, row = getattr(cause, _MARK, ("", "", ""))
+    cause, mark = error, _mark_of(error)
+    if not mark[1]:
+        with contextlib.suppress(Exception):  # an author's class may answer any name
+            found = getattr(error, "cause", None)
+            # Ray's error has the traceback for its text, and the error that was raised as its cause.
+            if isinstance(found, BaseException) and (_mark_of(found)[1] or type(error).__module__.startswith("ray.")):
+                cause, mark = found, _mark_of(found)
+    place, named, row = mark
     if not named:
         return describe(cause) + place_of(cause)
     if place and not has_row:
         return describe(cause) + place
     given = f", which was given {row}" if has_row else ""
     return f"{describe(cause)}{place}, {'in' if place else 'at the call of'} the reward function {named}{given}"
+
+
+def _mark_of(error: BaseException) -> tuple[str, str, str]:
+    """Return place, function and row that `_mark` noted in an error; texts that are empty where it noted none."""
+    try:
+        place, named, row = map(str, getattr(error, _MARK, ("", "", "")))
+    except Exception:  # an author's class may answer any name
+        return "", "", ""
+    return place, named, row
 
 
 def _mark(error: Exception, function: Callable[..., Any], row: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from verl_multiturn.runs.stop_request import StopAnswer, StopRequest
 
 _OWN_ERROR = "verl_multiturn.errors."
 """Begin of the last line of a traceback whose error is one of ours."""
+_ERROR_LINE = re.compile(r"[\w.]+(?:Error|Exception|Interrupt|Exit)\b")
+"""Begin of the last line of any traceback."""
 _TAIL = 40
 """Number of the log's last lines that are shown when a run failed."""
 _TAIL_BYTES = 65_536
@@ -146,7 +149,7 @@ class Training:
         how = f"ended with exit status {status}" if status > 0 else f"was killed by signal {-status}"
         memory = "; the machine may have run out of memory" if status == -signal.SIGKILL else ""
         say(f"the trainer {how} while {doing}{memory}; whole log: {self._log}")
-        if cause := _own_error(written):
+        if status > 0 and (cause := _own_error(written)):
             say(cause)
         return end, None
 
@@ -187,7 +190,8 @@ class Training:
 
 def _own_error(written: Sequence[str]) -> str:
     """Return the message of the last error of ours among lines of a log, which ended the trainer; "" without one."""
-    return next((line.removeprefix(_OWN_ERROR) for line in reversed(written) if line.startswith(_OWN_ERROR)), "")
+    last = next((line for line in reversed(written) if _ERROR_LINE.match(line)), "")  # a later one is the cause
+    return last.removeprefix(_OWN_ERROR) if last.startswith(_OWN_ERROR) else ""
 
 
 def stop_line(stopped: StopAnswer, out: Path) -> str:

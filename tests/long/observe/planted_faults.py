@@ -262,7 +262,7 @@ class FailingRewards(Fault):
     @override
     def score(self, talk: Played, draw: random.Random) -> None:
         if draw.random() < 0.33:
-            talk.parts |= {"compute_score": 0.0, "failed": 1.0}
+            talk.parts |= {"compute_score": 0.0, "failed": 1.0, "timed_out": 0.0, "outage": 0.0, "unjudgeable": 0.0}
             talk.score = 0.0
 
 

@@ -106,11 +106,12 @@ def test_failures_have_their_causes(tmp_path: Path) -> None:
 
 
 def test_rewards_that_broke_are_not_called_wrong_answers(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("failed", "timed_out", "outage", "unjudgeable"), 0.0)
     parts = {
-        (0, 0): {"failed": 1.0},
-        (0, 1): {"failed": 0.0},
-        (1, 0): {"timed_out": 1.0},
-        (1, 1): {"failed": 1.0, "outage": 1.0},
+        (0, 0): nothing | {"failed": 1.0},
+        (0, 1): nothing,
+        (1, 0): nothing | {"timed_out": 1.0},
+        (1, 1): nothing | {"failed": 1.0, "outage": 1.0},
     }
     results = read_results(write_evaluation(tmp_path / "out", {0: [0.0, 0.0], 1: [0.0, INVALID]}, parts=parts))
     found = summary_of(results)

@@ -156,15 +156,18 @@ def test_rewards_that_broke_come_before_tasks_that_are_too_hard(validation: bool
         record = sample_record(request_id=f"r-{number}", uid=f"group-{number // 2}", validation=validation)
         broke = {"failed": 1.0, "timed_out": 0.0} if number % 4 else {"failed": 0.0, "timed_out": 1.0}
         records.append(record)
-        rows.append(joined_row(record, score=0.0, parts=json.dumps({"score": 0.0, "acc": 0.0, **broke})))
+        rows.append(
+            joined_row(record, score=0.0, parts=json.dumps({"acc": 0.0, "outage": 0.0, "unjudgeable": 0.0, **broke}))
+        )
     found = explain(Held(records, rows))
     order = [each.symptom for each in found if each.kind == "alarm"]
     assert order[0] == "rewards_fail"
     assert ("groups_wrong" in order) is not validation
     assert found[0].said.startswith("the reward of 32 conversations (100 %) broke (24) or was late (8): each scores 0")
     assert found[0].evidence["by_source"] == {"sums": 32}
-    quiet = [row | {"parts": json.dumps({"failed": 1.0, "outage": 1.0})} for row in rows]
-    assert "rewards_fail" not in kinds(Held(records, quiet))
+    left_out = {"failed": 1.0, "timed_out": 0.0, "outage": 1.0, "unjudgeable": 0.0}
+    for parts in (left_out, {"failed": 2.0, "timed_out": 0.0}):  # the second is a count of an author's own
+        assert "rewards_fail" not in kinds(Held(records, [row | {"parts": json.dumps(parts)} for row in rows]))
 
 
 def test_in_bypass_mode_the_drift_is_unknown() -> None:

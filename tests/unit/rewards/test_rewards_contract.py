@@ -199,3 +199,24 @@ def test_an_error_of_other_code_has_its_place_alone() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         1 / 0  # noqa: B018
     assert raised_text(caught.value).startswith("ZeroDivisionError: division by zero (test_rewards_contract.py:")
+
+
+class Answers(RuntimeError):
+    """An error of an author's that answers any name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return "text"
+
+
+class Refuses(RuntimeError):
+    @property
+    def cause(self) -> Any:
+        raise KeyError("cause")
+
+
+@pytest.mark.parametrize("error", [Answers("down"), Refuses("down")])
+def test_an_error_of_an_authors_own_class_keeps_its_text(error: Exception) -> None:
+    assert raised_text(error) == f"{type(error).__name__}: down"
+    error = RuntimeError("the service is down")
+    error.cause = KeyError("unit")  # type: ignore[attr-defined]
+    assert raised_text(error) == "RuntimeError: the service is down"

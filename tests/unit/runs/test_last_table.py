@@ -109,6 +109,7 @@ def test_every_report_ends_in_this_table(script: Path) -> None:
 
 
 def test_rewards_that_broke_have_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = {"rollout/reward/failed/mean": 1.0, "rollout/reward/timed_out/mean": 0.0}
+    failed = {f"rollout/reward/{name}/mean": 0.0 for name in ("timed_out", "outage", "unjudgeable")}
+    failed["rollout/reward/failed/mean"] = 1.0
     lines = printed(tmp_path, capsys, step(1, 0.0, **failed), step(2, 0.0, **failed))
     assert "rewards: 16 failed: they score 0, whatever the answer (verl-multiturn explain)" in lines

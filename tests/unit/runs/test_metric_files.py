@@ -1,6 +1,7 @@
 """The metrics of a run that was started several times are read as one curve."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,11 @@ def test_a_file_is_read_up_to_an_endless_line(tmp_path: Path, caplog: pytest.Log
 def test_rewards_that_broke_are_counted_without_outages() -> None:
     reported = "rollout/reward/"
     data = {"rollout/trajectories": 8, f"{reported}failed/mean": 0.5, f"{reported}timed_out/mean": 0.125}
+    assert reward_failures(data) == {}  # an author's own names
+    data |= {f"{reported}outage/mean": 0.0, f"{reported}unjudgeable/mean": 0.0}
     assert reward_failures(data) == {"failed": 4.0, "timed out": 1.0}
     some = {f"{reported}failed/conversations": 6, f"{reported}outage/mean": 0.25, f"{reported}unjudgeable/mean": 0.0}
     assert reward_failures({**data, **some}) == {"failed": 1.0, "timed out": 1.0}
-    assert reward_failures({"rollout/trajectories": 8, f"{reported}failed/mean": 0.0}) == {}
+    assert reward_failures({**data, f"{reported}failed/mean": 0.0, f"{reported}timed_out/mean": 0.0}) == {}
+    assert reward_failures({**data, f"{reported}failed/mean": "all", f"{reported}timed_out/mean": math.inf}) == {}
     assert reward_failures({}) == {}

@@ -34,7 +34,8 @@ def test_a_step_has_its_reward_calls_seconds_stops_and_what_is_left() -> None:
     (line,) = StepLines(total=None).of(1, trained(0.5) | {"rollout/raised": 9.0})
     assert line == "step   1  reward 0.500  10.0 s  9 raised (search the log for Error)"
     assert lines.of(13, {REWARD: None}) == []
-    broke = {"rollout/trajectories": 8, "rollout/reward/failed/mean": 1.0}
+    broke = {f"rollout/reward/{name}/mean": 0.0 for name in ("timed_out", "outage", "unjudgeable")}
+    broke |= {"rollout/trajectories": 8, "rollout/reward/failed/mean": 1.0}
     assert StepLines(total=None).of(1, trained(0.0) | broke) == ["step   1  reward 0.000  8 rewards failed  10.0 s"]
 
 

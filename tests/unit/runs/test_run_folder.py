@@ -55,7 +55,7 @@ folder = Path(sys.argv[sys.argv.index("--out") + 1])
 folder.mkdir(parents=True, exist_ok=True)
 for split in ("train", "test"):
     row = {
-        "words": " ".join(sys.argv[1:]), "data_source": "sums", "reward_model": {"ground_truth": "2"},
+        "words": " ".join(sys.argv[1:]), "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "2"},
         "prompt": [{"role": "user", "content": "1 + 1 ="}],
     }
     pyarrow.parquet.write_table(pa.Table.from_pylist([row] * 256), folder / f"{split}.parquet")

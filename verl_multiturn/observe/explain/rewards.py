@@ -10,7 +10,7 @@ import numpy as np
 from verl_multiturn.advantages.estimators import is_own_function
 from verl_multiturn.observe.explain.facts import ConversationFacts, Facts, setting
 from verl_multiturn.observe.explain.finding import Finding, Kind, examples, level, percent
-from verl_multiturn.records.read.scores import TIMED_OUT, has_failed
+from verl_multiturn.records.read.scores import has_failed, was_late
 from verl_multiturn.rows.reward_numbers import are_equal
 
 _OUTCOMES = ("acc", "accuracy", "correct", "compute_score")
@@ -39,7 +39,7 @@ def _failures(facts: Facts) -> Iterator[Finding]:
     """Yield the finding from scores of 0 that no answer earned: the reward function broke, or was late."""
     talks = [talk for talk in facts.played if talk.valid and talk.score is not None and talk.parts]
     broke = {talk.request_id: talk for talk in talks if has_failed(talk.parts)}
-    late = {talk.request_id: talk for talk in talks if talk.parts.get(TIMED_OUT, 0.0) > 0}
+    late = {talk.request_id: talk for talk in talks if was_late(talk.parts)}
     either = {**broke, **late}
     share = len(either) / max(1, len(talks))
     if not (kind := level(share, _FAILED_NOTE, _FAILED_ALARM)):

@@ -100,7 +100,22 @@ def has_failed(parts: Mapping[str, float]) -> bool:
     Args:
         parts: Numbers that the reward function reported, by name.
     """
-    return parts.get(FAILED, 0.0) > 0 and not any(parts.get(name, 0.0) > 0 for name in _LEFT_OUT)
+    is_left_out = any(parts.get(name, 0.0) > 0 for name in _LEFT_OUT)
+    return _is_ours(parts) and parts.get(FAILED, 0.0) > 0 and not is_left_out
+
+
+def was_late(parts: Mapping[str, float]) -> bool:
+    """Return whether the time of a reward ran out, so that its score of 0 is no verdict.
+
+    Args:
+        parts: As in `has_failed`.
+    """
+    return _is_ours(parts) and parts.get(TIMED_OUT, 0.0) > 0
+
+
+def _is_ours(parts: Mapping[str, float]) -> bool:
+    """Return whether parts are those of our `compute_score`: another function may mean something else by a name."""
+    return not any(name not in parts for name in (FAILED, TIMED_OUT, *_LEFT_OUT))
 
 
 def parts_of(text: str | None) -> dict[str, float]:

@@ -389,22 +389,27 @@ def _add_rewards(outputs: list[CertifiedOutput], outcome: Outcome, settings: Out
             output.extra_fields["reward_extra_info"] = {"acc": math.fsum(earned)}
 
 
+_MOST_NAMED = 16
+"""Most entries of reports that the log names: a function may make keys of its rows."""
+_named: set[str] = set()
+
+
 def _warn_of_others(report: Mapping[str, Any], reported: Mapping[str, float]) -> None:
-    """Log which entries of a reward function's report are in no metric and no record."""
+    """Log once of an entry of a reward function's report that it is in no metric and no record."""
     for key, value in report.items():
-        # "" and None: of a row without a verdict, or without a value.
-        if str(key) not in reported and key not in (VERDICTS, TURN_VALUES) and value is not None and value != "":
-            _warn_of_other(str(key), type(value).__name__)
-
-
-@functools.cache
-def _warn_of_other(key: str, kind: str) -> None:
-    logger.warning(
-        "the reward function reported %s, which is no finite number but %s: it is in no metric and no record; log it "
-        "in the function, or return a number (said once)",
-        show(key),
-        kind,
-    )
+        if not isinstance(key, str) or key in reported or key in (VERDICTS, TURN_VALUES):
+            continue
+        if value is None or (isinstance(value, str) and not value):  # of a row without a verdict, or without a value
+            continue
+        if key not in _named and len(_named) < _MOST_NAMED:
+            _named.add(key)
+            logger.warning(
+                "the reward function reported %s, which is no finite number but %s: it is in no metric and no record; "
+                "log it in the function, or return a number (said once, and of %s entries at most)",
+                show(key),
+                type(value).__name__,
+                _MOST_NAMED,
+            )
 
 
 @functools.cache

@@ -153,10 +153,10 @@ class MultiTurnManager(AgentLoopManagerTQ):
         return raised
 
     def blame_raised(self) -> None:
-        """Let the run end by the first error of its conversations: all of a batch raised, and nothing is left."""
+        """Let the run end by the first error of its conversations: no group of a batch is left, and some raised."""
         if self._error:
             self.mistake = self.mistake or (
-                f"no conversation of a batch has a reward, since all have raised; the first one: {self._error}; "
+                f"no group of a batch is left; the first of its conversations that raised: {self._error}; "
                 "correct the code, and start the same command again"
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.verl_bridge.names import PROXY_LOOP, RECORDED_LOOP
+from verl_multiturn.verl_bridge.names import AGENT_LOOP, LOOPS_OF_VERL
 from verl_multiturn.verl_bridge.settings import is_our_reward
 from verl_multiturn.verl_bridge.startup.refusals.criteria import validates
 from verl_multiturn.verl_bridge.startup.refusals.data_rows import columns_of, files_of, is_scored_otherwise
@@ -32,8 +32,8 @@ def check_data_sources(run: RunView) -> None:
         for path in files_of(run, key) or []:
             for index, row in enumerate(columns_of(path, _COLUMNS)):
                 source = str(row.get("data_source"))
-                if source in known or (row.get("agent_name") or default) in (PROXY_LOOP, RECORDED_LOOP):
-                    continue  # the agent gives the reward
+                if source in known or (row.get("agent_name") or default) not in {AGENT_LOOP, *LOOPS_OF_VERL}:
+                    continue  # another loop may give the reward itself
                 try:
                     find_reward(source, routes)
                 except ConfigError as error:

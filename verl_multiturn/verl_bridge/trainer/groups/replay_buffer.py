@@ -42,6 +42,10 @@ _LEFT = ("evicted", "filtered", "failed")
 """Causes for which groups leave, in the order of verl's reasons; `discarded` are those that were too many."""
 
 
+_NOTHING = "no materializable trajectories"
+"""Words of verl's error for a batch of which every group failed."""
+
+
 class Waiter(Protocol):
     """An object that a replay buffer waits with, until there may be something new."""
 
@@ -157,12 +161,15 @@ class BufferHooks:
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Sample a batch as verl does; note how long the trainer took to go on, and let the filter judge the groups."""
         self._waited = False
-        is_empty = True
+        is_empty = False
         try:
             sampled: tuple[Any, dict[str, Any]] = super().sample(  # type: ignore[misc]
                 global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
             )
             is_empty = not sampled[0].keys  # verl refuses it, in a validation by an error of TransferQueue
+        except RuntimeError as error:
+            is_empty = _NOTHING in str(error)
+            raise
         finally:
             if self.failure_keys.get(partition_id):  # why they failed is known before the run goes on, or ends by it
                 self.waiter.wait(_ASKED_S)
