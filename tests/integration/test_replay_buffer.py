@@ -138,6 +138,33 @@ def test_a_batch_in_which_all_have_raised_ends_by_their_error(partition: str, qu
         buffer.sample(global_steps=1, partition_id=partition, batch_size=2)
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError("the store is lost")])
+def test_another_end_is_not_blamed_on_a_group_that_failed(end: Any, queue: Queue) -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    from verl_multiturn.verl_bridge.trainer.groups.replay_buffer import replay_buffer_from
+
+    buffer = replay_buffer_from(ReplayBuffer("sync", {}, None, "drop", {}), None, 2)
+    blamed: list[str] = []
+
+    class Ends:
+        waits = 0
+
+        def wait(self, timeout_s: float) -> None:
+            self.waits += 1
+            if self.waits == 1:
+                raise end
+
+        blame_raised = staticmethod(lambda: blamed.append("blamed"))
+
+    buffer.waiter, buffer.look_after = Ends(), lambda: None
+    queue.group("a", 1, "failure")
+    queue.group("b", 1, "running")
+    with pytest.raises(end if isinstance(end, type) else type(end)):
+        sample(buffer, step=1)
+    assert not blamed
+
+
 def test_drop_evicts_what_is_over_age_and_counts_it(queue: Queue) -> None:
     refilled: list[int] = []
     buffer = make(queue, "drop", refilled=refilled)

@@ -83,6 +83,9 @@ def test_rows_that_no_route_fits(tmp_path: Path) -> None:
     assert asked(mine, mine, "null", "mt.tool_reward.mode=replace") == ""
     agents = write(tmp_path / "agents.parquet", [{**GOOD, "agent_name": "proxy_agent"}])
     assert "has no reward" not in asked(agents, agents, "null")
+    own = [{**GOOD, "agent_name": "my_loop"}, {**GOOD, "data_source": "gsm8k", "agent_name": "multiturn_agent"}]
+    beside = write(tmp_path / "own.jsonl", own)  # a loop of the user's own may give its reward itself
+    assert "has no reward" not in asked(beside, beside, "{my/*: math}")
 
 
 def test_fewer_rows_than_a_batch(tmp_path: Path) -> None:
