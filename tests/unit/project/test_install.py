@@ -127,8 +127,9 @@ def made(site: Path, *words: str, **how: Any) -> bool:
 def version_in(environment: Path) -> str:
     """Return the version of the package in an environment, which must have this package, too."""
     program = "import tiny, verl_multiturn; print(tiny.version, verl_multiturn.__file__)"
+    # Both versions have one size. Written in one second, they would have one cached bytecode (-B: none is written).
     ran = subprocess.run(
-        [environment / "bin" / "python", "-I", "-c", program], capture_output=True, text=True, check=True
+        [environment / "bin" / "python", "-I", "-B", "-c", program], capture_output=True, text=True, check=True
     )
     version, place = ran.stdout.split(maxsplit=1)
     assert place.startswith(str(environment.resolve()))
