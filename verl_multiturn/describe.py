@@ -220,7 +220,8 @@ def unbound(signature: inspect.Signature, positional: Sequence[Any], kwargs: Map
     try:
         signature.bind(*positional, **kwargs)
     except TypeError as error:
-        named = [name for name, each in signature.parameters.items() if each.kind is not each.POSITIONAL_ONLY]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [name for name, each in signature.parameters.items() if each.kind in kinds]
         other = [name for name in kwargs if name not in named]
         if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()) or not other:
             return str(error)

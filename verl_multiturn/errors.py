@@ -40,9 +40,8 @@ class ConfigError(MultiTurnError, ValueError):
 class RewardContractError(ConfigError):
     """A reward function made a mistake: it returned something that is not a reward, or raised `ConfigError`.
 
-    It also ends a run in which all conversations of a batch raised, whatever they did.
-
-    It ends a run and an evaluation: no conversation could be trusted to have its reward.
+    It ends a run and an evaluation: no conversation could be trusted to have its reward. So does a batch of which no
+    group is left, since conversations raised.
     """
 
 

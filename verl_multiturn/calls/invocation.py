@@ -38,6 +38,8 @@ def task_name(kind: str, name: str, method: str) -> str:
 KINDS = ("tool", "interaction")
 """Kinds of objects whose authors' code runs in tasks of its own."""
 
+_MOST_FRAMES = 1_000
+
 
 class TimedOutError(Exception):
     """A method did not return in time. A TimeoutError, in contrast, comes from the author's own code."""
@@ -117,7 +119,8 @@ class Invocation:
         """Return file and line of each place where the method is now, the outermost first; call it before `result`."""
         found: list[tuple[str, int]] = []
         awaited: Any = self._task.get_coro()
-        while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        # An author's awaitable may name itself as what it awaits.
+        while (frame := getattr(awaited, "cr_frame", None)) is not None and len(found) < _MOST_FRAMES:
             found.append((frame.f_code.co_filename, frame.f_lineno))
             awaited = awaited.cr_await
         current = sys._current_frames()

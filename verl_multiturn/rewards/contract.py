@@ -105,7 +105,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
                 result = await function(*args, **kwargs)
             except ConfigError as error:
                 raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
-            except Exception as error:
+            except Exception as error:  # an author's function may raise anything
                 _mark(error, function, kwargs)
                 raise
             return _read(result, named, kwargs)
@@ -118,7 +118,7 @@ def require_rewards(function: Callable[..., Any]) -> Callable[..., Any]:
                 result = function(*args, **kwargs)
             except ConfigError as error:
                 raise RewardContractError(f"{row_name(kwargs)}: {message_of(error)}") from error
-            except Exception as error:
+            except Exception as error:  # an author's function may raise anything
                 _mark(error, function, kwargs)
                 raise
             return _read(result, named, kwargs)
@@ -190,7 +190,7 @@ def _file_of(function: Callable[..., Any]) -> str | None:
     written = _written(function)
     try:
         return inspect.getsourcefile(written if hasattr(written, "__qualname__") else type(written))
-    except TypeError:  # a builtin
+    except (TypeError, OSError):  # a builtin, or a class of a notebook
         return None
 
 

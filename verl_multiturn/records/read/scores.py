@@ -115,7 +115,7 @@ def was_late(parts: Mapping[str, float]) -> bool:
 
 def _is_ours(parts: Mapping[str, float]) -> bool:
     """Return whether parts are those of our `compute_score`: another function may mean something else by a name."""
-    return not any(name not in parts for name in (FAILED, TIMED_OUT, *_LEFT_OUT))
+    return all(name in parts for name in (FAILED, TIMED_OUT, *_LEFT_OUT))
 
 
 def parts_of(text: str | None) -> dict[str, float]:
