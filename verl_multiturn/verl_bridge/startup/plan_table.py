@@ -18,7 +18,6 @@ from typing import Any
 
 from verl_multiturn.describe import type_name
 from verl_multiturn.interactions.old_verl.classes import AdaptedInteraction
-from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.proxy.opponents.draw import shown
 from verl_multiturn.proxy.sessions.roles import Roles
 from verl_multiturn.verl_bridge.names import OUR_LOOPS, PROXY_LOOP
@@ -130,7 +129,7 @@ def _objects(run: RunView) -> dict[str, Any]:
     """
     tools, functions = run.tool_files
     interactions = run.settings.interaction_config_path
-    loaded = {} if interactions is None or run.is_early else load_interactions(interactions)
+    loaded = {} if run.is_early else run.interactions
     classes = {
         name: type_name(each.old if isinstance(each, AdaptedInteraction) else each) for name, each in loaded.items()
     }

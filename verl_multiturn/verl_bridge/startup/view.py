@@ -26,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl_multiturn.advantages.estimators import counts_conversations, is_own_function
 from verl_multiturn.chat.tir import TIR
 from verl_multiturn.config import PATH, MultiTurnSettings, read_settings
+from verl_multiturn.interactions.base import Interaction
+from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.paths import at_home
 from verl_multiturn.runs.run_folder import OwnFiles
 from verl_multiturn.verl_bridge.names import (
@@ -225,6 +227,13 @@ class RunView:
         from verl_multiturn.verl_bridge.loops.tools import load_run_tools
 
         return load_run_tools(*self.tool_files)
+
+    @cached_property
+    def interactions(self) -> dict[str, Interaction]:
+        """The interactions of the run by name; raises ConfigError where one cannot be loaded."""
+        self.require_stack()
+        path = self.settings.interaction_config_path
+        return {} if path is None else load_interactions(path)
 
     @cached_property
     def engine_images(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from verl_multiturn.chat.tool_schemas import must_stay
 from verl_multiturn.config import DERIVED, OPTIONS_BEFORE, PATH, MultiTurnSettings, check_place, why_not_derived
 from verl_multiturn.describe import did_you_mean
 from verl_multiturn.errors import ConfigError
-from verl_multiturn.interactions.running.registry import interaction_of_row, load_interactions
+from verl_multiturn.interactions.running.registry import interaction_of_row
 from verl_multiturn.tools.loading.kwargs import SHOWN
 from verl_multiturn.tools.loading.registry import load_tools, schema_of
 from verl_multiturn.verl_bridge.names import LOOPS_OF_VERL, OUR_LOOPS, ROLLOUT
@@ -206,9 +206,7 @@ def check_interactions(run: RunView) -> None:
     Rows of a data set class of the user's own, and of files that are not local parquet files, are looked at only when
     their conversation begins.
     """
-    run.require_stack()
-    config = run.settings.interaction_config_path
-    interactions = {} if config is None else load_interactions(config)
+    interactions = run.interactions
     if run.value("data.custom_cls.path"):
         return
     for key in ("data.train_files", "data.val_files"):

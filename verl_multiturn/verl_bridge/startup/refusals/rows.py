@@ -10,7 +10,6 @@ from verl_multiturn.config import PATH, USER, AdvantageSettings
 from verl_multiturn.describe import show
 from verl_multiturn.errors import ConfigError
 from verl_multiturn.interactions.base import Interaction
-from verl_multiturn.interactions.running.registry import load_interactions
 from verl_multiturn.verl_bridge.names import RECORDED_LOOP
 from verl_multiturn.verl_bridge.settings import divides_by_deviation, may_have_several_rows
 from verl_multiturn.verl_bridge.startup.needs import has_weight
@@ -44,8 +43,7 @@ def check_trained_users(run: RunView) -> None:
     path = run.settings.interaction_config_path
     if not run.settings.trains_user or path is None:
         return
-    run.require_stack()
-    loaded = load_interactions(path)
+    loaded = run.interactions
     for name, each in loaded.items():
         if each.role not in (None, USER):
             raise ConfigError(
