@@ -152,7 +152,8 @@ class Examination(ABC):
             await self.converse(timed)
         worst = max(shortest, key=lambda method: shortest[method])
         seconds, place = shortest[worst]
-        problem = f"{worst} blocks it for {seconds * 1000:.0f} ms, at {place}" if seconds > LATE_S else ""
+        at = place and f", at {place}"
+        problem = f"{worst} blocks it for {seconds * 1000:.0f} ms{at}" if seconds > LATE_S else ""
         took = ", ".join(f"{method} {seconds * 1000:.0f} ms" for method, seconds in self.seconds.items())
         self.judge(check, problem, self.advice[check], f"free; {took}")
 

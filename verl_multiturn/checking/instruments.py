@@ -140,6 +140,8 @@ class ExaminationWatch(LoopWatch):
             task: The task that runs now.
             frame: Current frame of the loop's thread.
         """
+        if task is None and frame.f_code.co_name == "select":
+            return  # the loop waits by now: the code that kept the interpreter's lock has gone on
         self.place = _place(frame)
 
     def over(self, seconds: float) -> None:

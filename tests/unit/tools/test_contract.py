@@ -101,10 +101,14 @@ def test_a_sound_tool_passes() -> None:
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("tool", [Blocks, KeepsLock])
 def test_a_tool_that_blocks_the_loop_is_told_where(tool: type[Sound]) -> None:
-    finding = check(tool(), timeout_s=60.0)["event loop"]
-    assert finding.verdict is Grade.PROBLEM
-    assert "in execute" in finding.found
-    assert finding.remedy
+    for _ in range(20):  # of a lock that was given back, the place is known only if the watch had its turn in time
+        finding = check(tool(), timeout_s=60.0)["event loop"]
+        assert finding.verdict is Grade.PROBLEM
+        assert finding.remedy
+        assert "in select" not in finding.found
+        if "in execute" in finding.found:
+            return
+    raise AssertionError(finding.found)
 
 
 @pytest.mark.parametrize(
